@@ -1,0 +1,66 @@
+# Everything a contributor runs. Needs python3 (3.11 or newer), make and a C compiler; the rest installs itself.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed.stamp
+# Older versions, such as the one Python 3.11 brings, resolve the constraints slowly.
+PIP_VERSION := 26.3
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Constraints hold for what is installed, not for the isolated environments in which pip builds packages.
+INSTALL := $(PIP) install --constraint constraints.txt
+
+.PHONY: help install protos check test test-long demo clean
+
+help:
+	@echo "make install     create $(VENV) and install everything at the pinned versions"
+	@echo "make protos      generate baton/v1 from protos/"
+	@echo "make check       lint, format, types, import rules, sizes, fresh protos"
+	@echo "make test        all tests but the long ones"
+	@echo "make test-long   soaks and long simulations"
+	@echo "make demo        a whole cluster on this machine"
+	@echo "make clean       remove caches and build output"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with make PYTHON=...")'
+	@echo "install: virtual environment"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install pip==$(PIP_VERSION)
+	@echo "install: torch"
+	@$(INSTALL) torch
+	@echo "install: Baton and its tools"
+	@$(INSTALL) --editable '.[dev]'
+	@touch $@
+	@echo "install: done"
+
+protos: install
+	@$(BIN)/python -m checks.protos --write
+
+check: install
+	@echo "check: lint"
+	@$(BIN)/ruff check --quiet .
+	@echo "check: format"
+	@$(BIN)/ruff format --check --quiet . || { echo "run $(BIN)/ruff format ."; exit 1; }
+	@echo "check: types"
+	@$(BIN)/mypy
+	@echo "check: imports"
+	@$(BIN)/lint-imports
+	@echo "check: sizes"
+	@$(BIN)/python -m checks.size
+	@echo "check: protos"
+	@$(BIN)/python -m checks.protos
+
+test: install
+	@$(BIN)/python -m pytest -m "not long"
+
+test-long: install
+	@$(BIN)/python -m pytest -m long
+
+demo: install
+	@$(BIN)/baton demo
+
+clean:
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,31 @@
+"""What every Baton process and every user shares: the contracts, the client, errors and configuration.
+
+Never imports torch. The client is loaded when it is first asked for, so that
+the engine, which imports from here too, stays free of gRPC.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from baton.client import AsyncClient, Generation
+    from baton.errors import BatonError
+    from baton.sync_client import Client
+
+__version__ = "0.1.0"
+__all__ = ["AsyncClient", "BatonError", "Client", "Generation", "__version__"]
+
+_HOMES = {
+    "AsyncClient": "baton.client",
+    "BatonError": "baton.errors",
+    "Client": "baton.sync_client",
+    "Generation": "baton.client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'baton' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,159 @@
+"""The errors Baton raises, and their one translation to the wire and back.
+
+    BatonError
+    |-- InvalidRequest       INVALID_ARGUMENT     no retry   the request is wrong; names the field
+    |   `-- UnknownModel     NOT_FOUND            no retry
+    |-- Overloaded           RESOURCE_EXHAUSTED   retry      a queue is full; says when to come back
+    |-- Unavailable          UNAVAILABLE          retry      no worker can serve this now
+    |   |-- PeerLost         UNAVAILABLE          retry      a session ended, by reset or by silence
+    |   `-- KvTransferFailed UNAVAILABLE          retry      the KV did not arrive intact
+    |-- DeadlineExceeded     DEADLINE_EXCEEDED    no retry   the caller's time is up
+    |-- Cancelled            CANCELLED            no retry   the caller gave up
+    |-- NonFiniteLogits      INTERNAL             no retry   the model produced NaN or infinity
+    |-- IncompatiblePeer     FAILED_PRECONDITION  no retry   fingerprints differ; names the field
+    |-- ModelError           FAILED_PRECONDITION  no retry   a model folder cannot be used; names the file
+    |-- ConfigError          INVALID_ARGUMENT     no retry   a setting is unknown or wrong (also a ValueError)
+    `-- InternalError        INTERNAL             no retry   ours to mend
+
+Foreign exceptions are translated at the edge where they appear (baton/rpc.py
+for gRPC, baton/registry.py for Redis), nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from baton.v1 import common_pb2
+
+
+class BatonError(Exception):
+    """Base of every error Baton raises on purpose.
+
+    Attributes:
+        code: stable name, the same on every wire.
+        status: name of the gRPC status code.
+        retryable: whether the same request may succeed later.
+        field: request field at fault, or "".
+        retry_after_s: when to try again, in seconds, or None.
+    """
+
+    code: ClassVar[str] = "ERROR"
+    status: ClassVar[str] = "INTERNAL"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, field: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(BatonError):
+    """The request is wrong; `field` names the part to change."""
+
+    code = "INVALID_REQUEST"
+    status = "INVALID_ARGUMENT"
+
+
+class UnknownModel(InvalidRequest):
+    """The named model is not served here."""
+
+    code = "UNKNOWN_MODEL"
+    status = "NOT_FOUND"
+
+
+class Overloaded(BatonError):
+    """A bounded queue is full."""
+
+    code = "OVERLOADED"
+    status = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+
+class Unavailable(BatonError):
+    """No worker can serve this now."""
+
+    code = "UNAVAILABLE"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class PeerLost(Unavailable):
+    """The other end of a session is gone: reset, end of stream, or silence."""
+
+    code = "PEER_LOST"
+
+
+class KvTransferFailed(Unavailable):
+    """The KV did not arrive intact in time."""
+
+    code = "KV_TRANSFER_FAILED"
+
+
+class DeadlineExceeded(BatonError):
+    """The caller's deadline passed."""
+
+    code = "DEADLINE_EXCEEDED"
+    status = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(BatonError):
+    """The caller gave up."""
+
+    code = "CANCELLED"
+    status = "CANCELLED"
+
+
+class NonFiniteLogits(BatonError):
+    """The model produced NaN or infinite logits for this request."""
+
+    code = "NON_FINITE_LOGITS"
+
+
+class IncompatiblePeer(BatonError):
+    """Two processes must not work together; `field` names what differs."""
+
+    code = "INCOMPATIBLE_PEER"
+    status = "FAILED_PRECONDITION"
+
+
+class ModelError(BatonError):
+    """A model folder cannot be used; the message names the file and the remedy."""
+
+    code = "MODEL_ERROR"
+    status = "FAILED_PRECONDITION"
+
+
+class ConfigError(BatonError, ValueError):
+    """A setting is unknown or has a bad value; `field` names the key."""
+
+    code = "CONFIG_ERROR"
+    status = "INVALID_ARGUMENT"
+
+
+class InternalError(BatonError):
+    """A defect of Baton's own."""
+
+    code = "INTERNAL"
+
+
+def _tree(cls: type[BatonError]) -> list[type[BatonError]]:
+    return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _tree(sub))]
+
+
+BY_CODE: dict[str, type[BatonError]] = {cls.code: cls for cls in _tree(BatonError)}
+
+
+def to_failure(error: BatonError) -> common_pb2.Failure:
+    """The wire form of an error."""
+    retry_ms = 0 if error.retry_after_s is None else max(1, round(error.retry_after_s * 1000))
+    return common_pb2.Failure(
+        code=error.code, message=error.message, field=error.field, retry_after_ms=retry_ms
+    )
+
+
+def from_failure(failure: common_pb2.Failure) -> BatonError:
+    """The error a wire form stands for; an unknown code becomes InternalError."""
+    cls = BY_CODE.get(failure.code, InternalError)
+    retry_after_s = failure.retry_after_ms / 1000 if failure.retry_after_ms else None
+    return cls(failure.message, field=failure.field, retry_after_s=retry_after_s)

@@ -1,0 +1,59 @@
+"""The one formula for what fits: used by the router's validation, by admission at
+both workers and by the runner, so that they can never disagree.
+
+Knows only integers; neither models nor caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.errors import InvalidRequest
+
+
+def blocks_needed(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold num_tokens tokens: ceil(num_tokens / block_size)."""
+    return -(-num_tokens // block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one model can take.
+
+    max_model_len: most tokens of prompt plus answer; the last generated token
+        needs no KV, so a prompt may use all but one of them.
+    vocab_size: token ids are below it.
+    """
+
+    max_model_len: int
+    vocab_size: int
+
+    def max_output_tokens(self, num_prompt_tokens: int) -> int:
+        """Tokens that can be generated after a prompt of that length."""
+        return self.max_model_len - num_prompt_tokens
+
+    def kv_tokens(self, num_prompt_tokens: int, max_tokens: int) -> int:
+        """Most tokens of one request whose KV is ever stored: all but the last generated."""
+        return num_prompt_tokens + max_tokens - 1
+
+    def check(self, prompt_token_ids: list[int], max_tokens: int) -> None:
+        """Raises InvalidRequest, naming the field, unless the request fits."""
+        num_prompt_tokens = len(prompt_token_ids)
+        if num_prompt_tokens == 0:
+            raise InvalidRequest("the prompt is empty; send at least one token", field="prompt")
+        if num_prompt_tokens >= self.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt_tokens} tokens; this model takes at most "
+                f"{self.max_model_len - 1} and needs room for one more",
+                field="prompt",
+            )
+        if max(prompt_token_ids) >= self.vocab_size or min(prompt_token_ids) < 0:
+            raise InvalidRequest(
+                f"the prompt has token ids outside the vocabulary of {self.vocab_size}", field="token_ids"
+            )
+        if not 1 <= max_tokens <= self.max_output_tokens(num_prompt_tokens):
+            raise InvalidRequest(
+                f"max_tokens is {max_tokens}; with {num_prompt_tokens} prompt tokens it must be between 1 "
+                f"and {self.max_output_tokens(num_prompt_tokens)}",
+                field="max_tokens",
+            )

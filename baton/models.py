@@ -1,0 +1,194 @@
+"""A model folder on disk: what it must contain and what every process reads from it.
+
+Opens JSON and safetensors headers only. Knows neither torch nor where models come from.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baton.cache import model_folder
+from baton.digests import cached_sha256_of
+from baton.errors import ModelError
+from baton.fingerprint import KEY_VERSION, canonical_rope
+from baton.limits import Limits
+from baton.manifest import Manifest
+from baton.sampling import SAMPLER_VERSION
+from baton.v1 import common_pb2
+from baton.weights_files import find_weights_files
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDir:
+    """A complete model folder in the Hugging Face layout.
+
+    path: the folder.
+    config: content of config.json.
+    generation_config: content of generation_config.json; empty when there is none.
+    chat_template: Jinja source, or None when the model has none.
+    weights_files: the safetensors files that make up the model, in the order of their names.
+    manifest: baton.json, or None for a folder that was not pulled.
+
+    >>> model = ModelDir.open("smollm2-135m-instruct")  # doctest: +SKIP
+    >>> model.max_model_len  # doctest: +SKIP
+    8192
+    """
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    chat_template: str | None
+    weights_files: tuple[Path, ...]
+    manifest: Manifest | None
+
+    @classmethod
+    def open(cls, path_or_name: str | Path) -> ModelDir:
+        """Opens a folder, or a pulled model by its name.
+
+        An existing folder of that name wins. Raises ModelError naming the missing or
+        damaged file and what to do.
+        """
+        folder = _find_folder(path_or_name)
+        config = _read_json(folder / "config.json")
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelError(f"{folder} lacks tokenizer.json; run: baton pull <name>, or copy the file there")
+        return cls(
+            path=folder,
+            config=config,
+            generation_config=_read_json(folder / "generation_config.json", required=False),
+            chat_template=_chat_template(folder),
+            weights_files=find_weights_files(folder),
+            manifest=Manifest.read(folder),
+        )
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a generation: generation_config.json's, else config.json's, else none."""
+        return _token_ids(self._first_of("eos_token_id"))
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id that begins a text, or None."""
+        ids = _token_ids(self._first_of("bos_token_id"))
+        return ids[0] if ids else None
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt plus answer."""
+        return self._count("max_position_embeddings")
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output layer; token ids are below it."""
+        return self._count("vocab_size")
+
+    @property
+    def limits(self) -> Limits:
+        """What the model can take."""
+        return Limits(max_model_len=self.max_model_len, vocab_size=self.vocab_size)
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The tokenizer.json file."""
+        return self.path / "tokenizer.json"
+
+    @property
+    def tokenizer_id(self) -> str:
+        """Hex SHA-256 of tokenizer.json."""
+        return cached_sha256_of([self.tokenizer_path])
+
+    @property
+    def weights_id(self) -> str:
+        """Hex SHA-256 over the weights files, as recorded by the pull.
+
+        Computed, and remembered in the cache folder, when there is no record or the files'
+        sizes contradict it; the first time this reads all weights.
+        """
+        if self.manifest is not None and self.manifest.describes(self.weights_files):
+            return self.manifest.weights_id
+        return cached_sha256_of(self.weights_files)
+
+    def fingerprint(self) -> common_pb2.Fingerprint:
+        """What must agree with every peer; see the message's comments."""
+        num_heads = self._count("num_attention_heads")
+        return common_pb2.Fingerprint(
+            weights_id=self.weights_id,
+            tokenizer_id=self.tokenizer_id,
+            num_layers=self._count("num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=self._count("num_key_value_heads", num_heads),
+            head_dim=self._count("head_dim", self._count("hidden_size") // num_heads),
+            vocab_size=self.vocab_size,
+            rope=canonical_rope(self.config),
+            sampler_version=SAMPLER_VERSION,
+            key_version=KEY_VERSION,
+        )
+
+    def _first_of(self, key: str) -> Any:
+        value = self.generation_config.get(key)
+        return self.config.get(key) if value is None else value
+
+    def _count(self, key: str, default: int | None = None) -> int:
+        value = self.config.get(key)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ModelError(
+                f"{self.path / 'config.json'}: {key} is {value!r}; it must be a positive integer"
+            )
+        return value
+
+
+def _find_folder(path_or_name: str | Path) -> Path:
+    given = Path(path_or_name).expanduser()
+    if given.is_dir():
+        return given.absolute()
+    # "org/model" is a hub repository; anything absolute or deeper can only be a path.
+    if not given.is_absolute() and ".." not in given.parts and len(given.parts) in (1, 2):
+        pulled = model_folder(given.as_posix())
+        if pulled.is_dir():
+            return pulled
+    raise ModelError(
+        f"there is no model folder {path_or_name}; run: baton pull {path_or_name}, or give a path"
+    )
+
+
+def _read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if not required:
+            return {}
+        raise ModelError(
+            f"{path.parent} lacks {path.name}; run: baton pull <name>, or give another path"
+        ) from None
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON ({error}); pull the model again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold a JSON object; pull the model again")
+    return content
+
+
+def _chat_template(folder: Path) -> str | None:
+    """chat_template.jinja, else tokenizer_config.json's; of several templates the one named "default"."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = _read_json(folder / "tokenizer_config.json", required=False).get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)

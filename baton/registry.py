@@ -1,0 +1,329 @@
+"""The worker registry in Redis: who could be talked to.
+
+Owns the keys, their values and every Redis error. One key per incarnation of a
+worker holds a small JSON object and ends by itself. There is no Lua and no
+blocking command, so any Redis-compatible server will do. It must not decide who
+is alive: an empty Redis means that nobody was announced, not that nobody is
+there.
+
+    <namespace>:worker:<incarnation, 16 hex digits>
+        {"name": "prefill-0", "role": "prefill", "incarnation": "00c0ffee00c0ffee",
+         "address": "10.0.0.7:50051", "draining": false}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from baton.errors import ConfigError, Unavailable
+from baton.logs import get_logger
+from baton.ports import Registry, WorkerInfo
+
+# Redis is shared and may hold anything under our prefix; these bound what a watcher will take in.
+_MAX_VALUE_BYTES: Final = 2_048
+_MAX_WORKERS: Final = 4_096
+_MAX_NAME_CHARS: Final = 128
+_MAX_ADDRESS_CHARS: Final = 300
+_ROLES: Final = frozenset({"prefill", "decode"})
+
+_COMMAND_S: Final = 2.0
+_SCAN_COUNT: Final = 1_000
+
+ResultT = TypeVar("ResultT")
+
+_log = get_logger(__name__)
+
+
+class RedisRegistry:
+    """A Registry port behind which one Redis stands; it may come and go.
+
+    num_failures counts the polls that have failed in a row.
+
+    async with RedisRegistry("redis://127.0.0.1:6379/0", "baton") as registry:
+        async for workers in registry.watch():
+            ...
+    """
+
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        *,
+        rng: random.Random | None = None,
+        poll_s: float = 0.5,
+        max_backoff_s: float = 5.0,
+    ) -> None:
+        """Connects on first use.
+
+        Args:
+            url: redis://, rediss:// or unix://; a password in it is never shown.
+            namespace: prefix of all keys; one per cluster.
+            rng: spreads the polls of several routers.
+            poll_s: pause between two polls of a watch, in seconds.
+            max_backoff_s: longest pause between two attempts to reach Redis, in seconds.
+
+        Raises:
+            ConfigError: the URL or the namespace cannot be used.
+        """
+        if not re.fullmatch(r"[\w.-]{1,64}", namespace, re.ASCII):
+            allowed = "1 to 64 letters, digits, '_', '.' or '-'"
+            raise ConfigError(f"namespace {namespace!r} is not {allowed}", field="namespace")
+        self._redis = _client(url)
+        self._prefix = f"{namespace}:worker:"
+        self._rng = rng or random.Random()
+        self._poll_s = poll_s
+        self._max_backoff_s = max_backoff_s
+        self.num_failures = 0
+        self._refused_keys: set[bytes] = set()
+
+    async def register(self, info: WorkerInfo, ttl_s: float) -> None:
+        """Announces a worker for ttl_s seconds. Raises Unavailable when Redis cannot be reached."""
+        await self._asking(self._redis.set(self._key(info), encode(info), px=max(1, round(ttl_s * 1000))))
+
+    async def deregister(self, info: WorkerInfo) -> None:
+        """Withdraws the announcement. Raises Unavailable when Redis cannot be reached."""
+        await self._asking(self._redis.delete(self._key(info)))
+
+    async def watch(self) -> AsyncIterator[Sequence[WorkerInfo]]:
+        """Yields the announced workers, by name, at once and then whenever they change.
+
+        Never raises because of Redis: while it is away, the last known workers stand.
+        """
+        known: tuple[WorkerInfo, ...] | None = None
+        while True:
+            found = await self._poll()
+            if known is None or (found is not None and found != known):
+                known = found or ()
+                yield known
+            await asyncio.sleep(self._pause_s())
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._redis.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _key(self, info: WorkerInfo) -> str:
+        return f"{self._prefix}{info.incarnation:016x}"
+
+    async def _asking(self, answer: Awaitable[ResultT]) -> ResultT:
+        try:
+            return await answer
+        except (RedisError, OSError) as error:
+            # Redis's messages name host and port, never the password.
+            message = f"Redis does not answer as it should: {type(error).__name__}: {error}"
+            raise Unavailable(message) from None
+
+    async def _poll(self) -> tuple[WorkerInfo, ...] | None:
+        """The announced workers, or None when Redis is away."""
+        try:
+            workers = await self._read()
+        except Unavailable as error:
+            if self.num_failures == 0:
+                _log.warning("registry_away", reason=error.message)
+            self.num_failures += 1
+            return None
+        if self.num_failures:
+            _log.info("registry_back", num_failures=self.num_failures)
+        self.num_failures = 0
+        return workers
+
+    def _pause_s(self) -> float:
+        if self.num_failures == 0:
+            return self._rng.uniform(0.8, 1.2) * self._poll_s
+        # Full jitter: all routers lose the same Redis at the same moment.
+        ceiling = min(self._max_backoff_s, self._poll_s * 2.0 ** min(self.num_failures, 16))
+        return self._rng.uniform(0.1, 1.0) * ceiling
+
+    async def _read(self) -> tuple[WorkerInfo, ...]:
+        keys = sorted(await self._asking(self._scan()))
+        values = await self._asking(self._get_starts(keys)) if keys else []
+        found = [self._decode(key, value) for key, value in zip(keys, values, strict=True) if value != b""]
+        workers = [info for info in found if info is not None]
+        return tuple(sorted(workers, key=lambda info: (info.name, info.incarnation)))
+
+    async def _scan(self) -> set[bytes]:
+        keys: set[bytes] = set()
+        # The namespace holds none of the pattern's special characters.
+        async for key in self._redis.scan_iter(match=f"{self._prefix}*", count=_SCAN_COUNT):
+            keys.add(key)
+            if len(keys) >= _MAX_WORKERS:
+                break
+        return keys
+
+    async def _get_starts(self, keys: Sequence[bytes]) -> list[object]:
+        """The first bytes of each value, one more than is allowed; an exception where it is no string."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for key in keys:
+            pipeline.getrange(key, 0, _MAX_VALUE_BYTES)
+        values = cast("list[object]", await pipeline.execute(raise_on_error=False))
+        for value in values:
+            # A foreign type under one key is that key's fault; anything else is Redis's.
+            if isinstance(value, RedisError) and not str(value).startswith("WRONGTYPE"):
+                raise value
+        return values
+
+    def _decode(self, key: bytes, value: object) -> WorkerInfo | None:
+        try:
+            info = decode(value)
+            if self._key(info).encode() != key:
+                raise ValueError("the key and the value name different incarnations")
+        except ValueError as error:
+            self._refuse(key, str(error))
+            return None
+        self._refused_keys.discard(key)
+        return info
+
+    def _refuse(self, key: bytes, reason: str) -> None:
+        if key in self._refused_keys:
+            return
+        if len(self._refused_keys) >= _MAX_WORKERS:
+            self._refused_keys.clear()
+        self._refused_keys.add(key)
+        _log.warning("registry_entry_ignored", key=key[:200].decode("ascii", "replace"), reason=reason)
+
+
+@dataclass(slots=True)
+class Announcement:
+    """A worker's announcement while it is kept fresh; update() changes it at once."""
+
+    registry: Registry
+    info: WorkerInfo
+    ttl_s: float
+    _is_away: bool = False
+
+    async def update(self, info: WorkerInfo) -> None:
+        """Announces changed facts, for example draining, of the same incarnation."""
+        if info.incarnation != self.info.incarnation:
+            raise ValueError("an announcement is about one incarnation")
+        self.info = info
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Announces again. A Redis that is away is logged once: the next refresh may find it."""
+        try:
+            await self.registry.register(self.info, self.ttl_s)
+        except Unavailable as error:
+            if not self._is_away:
+                _log.warning("announcement_failed", worker=self.info.name, reason=error.message)
+            self._is_away = True
+        else:
+            self._is_away = False
+
+    async def keep(self) -> None:
+        """Announces every third of the time to live, for ever: two refreshes may fail in a row."""
+        while True:
+            await asyncio.sleep(self.ttl_s / 3)
+            await self.refresh()
+
+    async def withdraw(self) -> None:
+        """Withdraws the announcement; if Redis is away, it ends by itself."""
+        try:
+            await self.registry.deregister(self.info)
+        except Unavailable as error:
+            _log.warning("withdrawal_failed", worker=self.info.name, reason=error.message)
+
+
+@asynccontextmanager
+async def registering(registry: Registry, info: WorkerInfo, ttl_s: float) -> AsyncIterator[Announcement]:
+    """Keeps a worker announced inside the block, whatever happens to Redis, and withdraws it at the end."""
+    announcement = Announcement(registry, info, ttl_s)
+    await announcement.refresh()
+    keeper = asyncio.create_task(announcement.keep(), name=f"announce {info.name}")
+    try:
+        yield announcement
+    finally:
+        keeper.cancel()
+        await asyncio.wait([keeper])
+        await announcement.withdraw()
+        if not keeper.cancelled():
+            keeper.result()
+
+
+def encode(info: WorkerInfo) -> str:
+    """The value stored for a worker. The incarnation is hexadecimal: JSON numbers lose 64-bit integers."""
+    return json.dumps(
+        {
+            "name": info.name,
+            "role": info.role,
+            "incarnation": f"{info.incarnation:016x}",
+            "address": info.address,
+            "draining": info.draining,
+        }
+    )
+
+
+def decode(value: object) -> WorkerInfo:
+    """The worker a stored value describes; unknown keys are ignored, for newer workers.
+
+    Raises:
+        ValueError: it does not describe one; the message names the part at fault.
+    """
+    if not isinstance(value, bytes) or len(value) > _MAX_VALUE_BYTES:
+        raise ValueError(f"not a string of at most {_MAX_VALUE_BYTES} bytes")
+    try:
+        entry = json.loads(value)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(entry, dict):
+        raise ValueError("not a JSON object")
+    return WorkerInfo(
+        name=_matching(entry, "name", rf"[\w.-]{{1,{_MAX_NAME_CHARS}}}"),
+        role=_matching(entry, "role", "|".join(sorted(_ROLES))),
+        incarnation=int(_matching(entry, "incarnation", "[0-9a-f]{16}"), 16),
+        address=_matching(entry, "address", rf"(?=.{{3,{_MAX_ADDRESS_CHARS}}}$)[\w.\-:\[\]%]+:\d{{1,5}}"),
+        draining=_boolean(entry, "draining"),
+    )
+
+
+def _matching(entry: dict[str, Any], key: str, pattern: str) -> str:
+    text = entry.get(key)
+    if not isinstance(text, str) or not re.fullmatch(pattern, text, re.ASCII):
+        raise ValueError(f"{key} is not usable")
+    return text
+
+
+def _boolean(entry: dict[str, Any], key: str) -> bool:
+    flag = entry.get(key, False)
+    if not isinstance(flag, bool):
+        raise ValueError(f"{key} is not usable")
+    return flag
+
+
+def _client(url: str) -> Redis:
+    try:
+        client = Redis.from_url(
+            url,
+            socket_timeout=_COMMAND_S,
+            socket_connect_timeout=_COMMAND_S,
+            # One retry, for a pooled connection that Redis closed meanwhile; back-off is the watch's.
+            retry=Retry(NoBackoff(), 1),
+        )
+        # Builds a connection without connecting, which checks the URL's parameters.
+        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+    except (TypeError, ValueError):
+        # The parser's own message may quote a part of the password.
+        message = (
+            "the Redis URL cannot be used; write redis://[:password@]host:port/0, rediss://... or unix://..."
+        )
+        raise ConfigError(message, field="redis_url") from None
+    return client

@@ -1,0 +1,150 @@
+"""What every gRPC endpoint of Baton shares: options, channels, and errors on the wire.
+
+Owns the one table of channel and server options, the trailing metadata that
+carries a BatonError, and the client-side translation of gRPC's errors. It knows
+no service and no message. The server side is baton/rpc_server.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import quote, unquote
+
+import grpc
+import grpc.aio
+
+from baton.errors import (
+    BY_CODE,
+    BatonError,
+    Cancelled,
+    DeadlineExceeded,
+    IncompatiblePeer,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
+
+MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+KEEPALIVE_INTERVAL_MS: Final = 30_000
+KEEPALIVE_TIMEOUT_MS: Final = 15_000
+
+# Both ends stand in one table because they must fit: a server whose default of one ping per 300 s
+# stayed in force would close, with "too_many_pings", every connection on which a long prefill is silent.
+# (option, at the client, at the server); None leaves gRPC's default.
+_OPTIONS: Final[tuple[tuple[str, int | None, int | None], ...]] = (
+    ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS, KEEPALIVE_INTERVAL_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1, 1),
+    ("grpc.http2.max_pings_without_data", 0, 0),
+    # Below the clients' interval by a margin for jitter; the SDK of another language may ping faster.
+    ("grpc.http2.min_ping_interval_without_data_ms", None, 10_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", None, 10_000),
+    ("grpc.http2.max_ping_strikes", None, 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
+    # Two processes on one port would each get half of the connections; a taken port must be an error.
+    ("grpc.so_reuseport", None, 0),
+    # A worker that restarts is back in a second; gRPC's own pauses grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200, None),
+    ("grpc.min_reconnect_backoff_ms", 2_000, None),
+    ("grpc.max_reconnect_backoff_ms", 2_000, None),
+    # A proxy variable meant for browsers must not divert traffic inside a cluster.
+    ("grpc.enable_http_proxy", 0, None),
+)
+CHANNEL_OPTIONS: Final = tuple((name, client) for name, client, _ in _OPTIONS if client is not None)
+SERVER_OPTIONS: Final = tuple((name, server) for name, _, server in _OPTIONS if server is not None)
+
+CODE_KEY: Final = "baton-error-code"
+FIELD_KEY: Final = "baton-error-field"
+RETRY_KEY: Final = "retry-after-ms"
+
+# A status message is percent-encoded into a header; gRPC drops a call whose headers pass 8 KiB.
+_MAX_DETAIL_BYTES: Final = 2_000
+_MAX_FIELD_CHARS: Final = 200
+_MAX_RETRY_MS: Final = 3_600_000
+
+# For peers that send no baton-error-code: another gRPC server, a proxy, or gRPC itself.
+_BY_STATUS: Final[Mapping[grpc.StatusCode, type[BatonError]]] = MappingProxyType(
+    {
+        grpc.StatusCode.ABORTED: Unavailable,
+        grpc.StatusCode.ALREADY_EXISTS: InvalidRequest,
+        grpc.StatusCode.CANCELLED: Cancelled,
+        grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+        grpc.StatusCode.FAILED_PRECONDITION: IncompatiblePeer,
+        grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+        grpc.StatusCode.NOT_FOUND: InvalidRequest,
+        grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+        grpc.StatusCode.PERMISSION_DENIED: InvalidRequest,
+        grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+        grpc.StatusCode.UNAUTHENTICATED: InvalidRequest,
+        grpc.StatusCode.UNAVAILABLE: Unavailable,
+        grpc.StatusCode.UNIMPLEMENTED: IncompatiblePeer,
+    }
+)
+
+
+def open_channel(
+    target: str,
+    *,
+    credentials: grpc.ChannelCredentials | None = None,
+    interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
+) -> grpc.aio.Channel:
+    """A channel with Baton's options; it connects on first use.
+
+    Args:
+        target: host:port, or any gRPC name such as "dns:///baton-router:50051".
+        credentials: for TLS; plain text without.
+        interceptors: passed to gRPC as they are.
+    """
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS, interceptors=list(interceptors))
+    return grpc.aio.secure_channel(
+        target, credentials, options=CHANNEL_OPTIONS, interceptors=list(interceptors)
+    )
+
+
+def to_status(error: BatonError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """The gRPC status, message and trailing metadata of an error."""
+    metadata = [(CODE_KEY, error.code)]
+    if error.field:
+        metadata.append((FIELD_KEY, quote(error.field[:_MAX_FIELD_CHARS], safe="[]().")))
+    if error.retry_after_s is not None:
+        metadata.append((RETRY_KEY, str(max(1, round(error.retry_after_s * 1000)))))
+    details = error.message.encode("utf-8", "replace")[:_MAX_DETAIL_BYTES].decode("utf-8", "ignore")
+    return grpc.StatusCode[error.status], details, tuple(metadata)
+
+
+def translate(error: grpc.aio.AioRpcError) -> BatonError:
+    """The BatonError that a failed call stands for.
+
+    A Baton server says which in its trailing metadata; otherwise the status code decides.
+    """
+    metadata = _text_metadata(error)
+    details = error.details() or f"the call failed with {error.code().name}"
+    return _class_of(error, metadata)(
+        details, field=unquote(metadata.get(FIELD_KEY, "")), retry_after_s=_retry_after_s(metadata)
+    )
+
+
+def _class_of(error: grpc.aio.AioRpcError, metadata: Mapping[str, str]) -> type[BatonError]:
+    named = BY_CODE.get(metadata.get(CODE_KEY, ""))
+    if named is not None:
+        return named
+    # gRPC uses one code for a full queue and for a message over the limit; the second never gets better.
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (error.details() or ""):
+        return InvalidRequest
+    return _BY_STATUS.get(error.code(), InternalError)
+
+
+def _text_metadata(error: grpc.aio.AioRpcError) -> dict[str, str]:
+    return {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
+
+
+def _retry_after_s(metadata: Mapping[str, str]) -> float | None:
+    text = metadata.get(RETRY_KEY, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 12):
+        return None
+    return min(int(text), _MAX_RETRY_MS) / 1000

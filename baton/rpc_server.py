@@ -1,0 +1,243 @@
+"""A gRPC server as every role runs it: one port, health, reflection, one translation of errors.
+
+Owns the server's life from bind to stop. It knows no service: the owner passes
+registrations and says when it is ready. Needs the packages for health checking
+and reflection, which the SDK alone does not install.
+"""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self, TypeVar
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from baton.errors import BatonError, ConfigError, InternalError
+from baton.logs import get_logger
+from baton.rpc import SERVER_OPTIONS, to_status, translate
+
+LOOPBACK: Final = "127.0.0.1"
+
+ResultT = TypeVar("ResultT")
+Context = grpc.aio.ServicerContext[Any, Any]
+Behavior = Callable[[Any, Context], Any]
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """One service of a server.
+
+    name: its full name, for example "baton.v1.DecodeService".
+    add: adds it, for example partial(add_DecodeServiceServicer_to_server, servicer).
+    """
+
+    name: str
+    add: Callable[[grpc.aio.Server], None]
+
+
+class RpcServer:
+    """A listening server; every service says NOT_SERVING until the owner calls set_serving().
+
+    async with await RpcServer.start([registration], port=0) as server:
+        await server.set_serving(True)
+        print(server.address)
+    """
+
+    def __init__(self, server: grpc.aio.Server, host: str, port: int, names: Sequence[str]) -> None:
+        self._server = server
+        self._names = tuple(names)
+        self._serving: set[str] = set()
+        self._health = health.aio.HealthServicer()
+        self.host = host
+        self.port = port
+
+    @classmethod
+    async def start(
+        cls,
+        registrations: Sequence[Registration],
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> Self:
+        """Binds host:port and starts to serve.
+
+        Args:
+            registrations: the services.
+            host: address to listen on; give a number rather than a name, which may stand for two addresses.
+            port: TCP port; 0 takes a free one, which `port` then holds.
+            credentials: for TLS; plain text without.
+
+        Raises:
+            ConfigError: the address cannot be bound; the message says why and what to do.
+        """
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[ErrorInterceptor()])
+        names = [registration.name for registration in registrations]
+        self = cls(server, host, _bind(server, host, port, credentials), names)
+        for registration in registrations:
+            registration.add(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        await self.set_serving(False)
+        await server.start()
+        return self
+
+    @property
+    def address(self) -> str:
+        """host:port, as a client dials it."""
+        return _join(self.host, self.port)
+
+    async def set_serving(self, serving: bool, *services: str) -> None:
+        """Sets the health of the named services, or of all; the whole serves when every service does."""
+        chosen = services or self._names
+        unknown = set(chosen) - set(self._names)
+        if unknown:
+            raise ValueError(f"this server has no service {', '.join(sorted(unknown))}")
+        self._serving = self._serving.union(chosen) if serving else self._serving.difference(chosen)
+        for name in chosen:
+            await self._health.set(name, _health_status(serving))
+        await self._health.set("", _health_status(len(self._serving) == len(self._names)))
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Says NOT_SERVING, takes no new calls, and ends running ones after grace_s seconds. Idempotent."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    async def wait(self) -> None:
+        """Returns when the server has stopped."""
+        await self._server.wait_for_termination()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns what a handler raises into a status: a BatonError as it says, anything else into INTERNAL.
+
+    A client learns nothing of an unexpected exception but an id, which the log repeats with the
+    details: a message or a stack trace may hold a prompt or a path.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """Wraps the handler of one call, which must be a coroutine function or an async generator."""
+        handler = await continuation(handler_call_details)
+        # None is gRPC's word for "no such method", which it answers itself; the stubs forbid returning it.
+        return handler if handler is None else _guard(handler, handler_call_details.method)  # type: ignore[return-value]
+
+
+def _guard(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+    kind = ("stream" if handler.request_streaming else "unary") + (
+        "_stream" if handler.response_streaming else "_unary"
+    )
+    behavior: Behavior = getattr(handler, kind)
+    if inspect.isasyncgenfunction(behavior):
+        behavior = _pumping(behavior)
+
+    async def guarded(request: Any, context: Context) -> Any:
+        return await _answering(behavior(request, context), context, method)
+
+    build = getattr(grpc, f"{kind}_rpc_method_handler")
+    wrapped: grpc.RpcMethodHandler[Any, Any] = build(
+        guarded,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+    return wrapped
+
+
+def _pumping(behavior: Callable[[Any, Context], AsyncIterator[Any]]) -> Behavior:
+    """A coroutine that writes what a generator yields.
+
+    gRPC abandons a generator whose client has left, and its clean-up then waits for the garbage
+    collector. Here it is closed by the call's own task, at once.
+    """
+
+    async def pump(request: Any, context: Context) -> None:
+        async with aclosing(behavior(request, context)) as responses:  # type: ignore[type-var]
+            async for response in responses:
+                await context.write(response)
+
+    return pump
+
+
+async def _answering(work: Awaitable[ResultT], context: Context, method: str) -> ResultT:
+    try:
+        return await work
+    except grpc.aio.AbortError:
+        raise
+    except BatonError as error:
+        return await _abort(context, error)
+    except grpc.aio.AioRpcError as error:
+        return await _abort(context, translate(error))
+    except Exception as error:
+        if context.cancelled():
+            raise
+        return await _abort(context, _unexpected(error, method))
+
+
+def _unexpected(error: Exception, method: str) -> InternalError:
+    error_id = secrets.token_hex(8)
+    _log.error("rpc_failed", error_id=error_id, method=method, exc_info=error)
+    return InternalError(f"internal error {error_id}; the server's log has the details under this id")
+
+
+async def _abort(context: Context, error: BatonError) -> NoReturn:
+    code, details, metadata = to_status(error)
+    await context.abort(code, details, (*context.trailing_metadata(), *metadata))
+
+
+def _health_status(serving: bool) -> int:
+    statuses = health_pb2.HealthCheckResponse
+    return int(statuses.SERVING if serving else statuses.NOT_SERVING)
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+    address = _join(host, port)
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError:
+        raise ConfigError(f"cannot listen on {address}: {_why_not(host, port)}", field="port") from None
+
+
+def _why_not(host: str, port: int) -> str:
+    """Asks the kernel why an address cannot be bound, which gRPC does not tell."""
+    remedy = f"choose a host of this machine, such as {LOOPBACK}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            remedy = "the address is free now; try again"
+    except PermissionError:
+        remedy = "this user may not use this port; choose one above 1023"
+    except socket.gaierror:
+        remedy = f"the host is unknown; {remedy}"
+    except OSError as error:
+        taken = "another process listens there; stop it or choose another port (0 takes a free one)"
+        remedy = taken if "in use" in str(error) else f"{error.strerror}; {remedy}"
+    return remedy
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,1 @@
+"""What `make check` asks of the source beyond what a linter can."""

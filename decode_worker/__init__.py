@@ -1,0 +1,1 @@
+"""Reserves blocks, receives KV, and generates tokens by continuous batching."""

@@ -1,0 +1,36 @@
+"""One attempt inside a decode worker, from its reservation to its last token."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from baton.ports import Session
+from baton.telemetry import Span
+from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
+from engine.request import Request
+
+RouterSession = Session[DecodeServiceSessionResponse, DecodeServiceSessionRequest]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Attempt:
+    """What the worker holds for one ReserveCommand.
+
+    request: owns its blocks from the commit on; before, the lease does.
+    session: the router that asked.
+    span: DECODING, from the commit on.
+    deadline: timer that ends the attempt, if the client set a deadline.
+    """
+
+    request: Request
+    session: RouterSession
+    request_id: str
+    traceparent: str
+    span: Span | None = None
+    deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def attempt_id(self) -> bytes:
+        """Random 128 bits naming the attempt."""
+        return self.request.attempt_id

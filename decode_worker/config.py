@@ -1,0 +1,34 @@
+"""Settings of a decode worker, parsed once at the entry point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.errors import ConfigError
+from engine.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig(EngineConfig):
+    """Settings of one decode worker, its engine's included. Times in seconds."""
+
+    name: str = field(default="decode-0", metadata={"help": "name of this worker"})
+    model: str = field(default="", metadata={"help": "model folder, or the name of a pulled model"})
+    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
+    port: int = field(default=0, metadata={"help": "gRPC port; 0 picks a free one"})
+    redis_url: str = field(default="redis://127.0.0.1:6379/0", metadata={"help": "registry"})
+    namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
+    registry_ttl_s: float = field(default=6.0, metadata={"help": "life of an announcement in the registry"})
+    lease_ttl_s: float = field(
+        default=10.0, metadata={"help": "a lease that no router renews for this long ends"}
+    )
+    drain_s: float = field(default=5.0, metadata={"help": "grace for running attempts at shutdown"})
+    trace_file: str = field(default="", metadata={"help": "append finished spans here as JSON lines"})
+    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
+    log_file: str = field(default="", metadata={"help": "append the log here instead of standard error"})
+    ready_file: str = field(default="", metadata={"help": "written with the bound address once serving"})
+
+    def __post_init__(self) -> None:
+        EngineConfig.__post_init__(self)
+        if self.lease_ttl_s <= 0:
+            raise ConfigError(f"lease_ttl_s is {self.lease_ttl_s}; it must be positive", field="lease_ttl_s")

@@ -1,0 +1,64 @@
+"""Runs one decode worker: the same in a process of its own and inside a Ray actor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from functools import partial
+
+from baton.identity import Identity
+from baton.models import ModelDir
+from baton.ports import WorkerInfo
+from baton.process import run_until, write_ready_file
+from baton.registry import RedisRegistry, registering
+from baton.rpc_server import Registration, RpcServer
+from baton.v1 import common_pb2
+from baton.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
+from baton.v1.decode_service_pb2_grpc import add_DecodeServiceServicer_to_server
+from decode_worker.config import DecodeConfig
+from decode_worker.service import DecodeAdminServicer, DecodeServicer
+from decode_worker.worker import DecodeWorker
+from engine.engine import Engine
+from kvtransfer.transports.grpc import SERVICE_NAME, GrpcKvService
+
+
+async def serve(config: DecodeConfig, stop: asyncio.Event) -> None:
+    """Loads the model, serves sessions and KV writes, and announces the worker until stop is set."""
+    model = ModelDir.open(config.model)
+    rng = random.SystemRandom()
+    identity = Identity.draw(config.name, common_pb2.ROLE_DECODE, model.fingerprint(), rng)
+    engine = await Engine.start(config, model)
+    worker = DecodeWorker(
+        identity=identity,
+        engine=engine,
+        limits=model.limits,
+        pid=os.getpid(),
+        lease_ttl_s=config.lease_ttl_s,
+        rng=rng,
+    )
+    async with await RpcServer.start(_services(config, worker), host=config.host, port=config.port) as server:
+        worker.transfer_address = server.address
+        info = WorkerInfo(
+            name=config.name, role="decode", incarnation=identity.incarnation, address=server.address
+        )
+        async with RedisRegistry(config.redis_url, config.namespace) as registry:
+            await server.set_serving(True)
+            async with registering(registry, info, config.registry_ttl_s):
+                write_ready_file(config.ready_file, address=server.address, pid=os.getpid())
+                await run_until(stop, worker.run())
+    await engine.close()
+
+
+def _services(config: DecodeConfig, worker: DecodeWorker) -> list[Registration]:
+    return [
+        Registration(
+            name="baton.v1.DecodeService",
+            add=partial(add_DecodeServiceServicer_to_server, DecodeServicer(worker)),
+        ),
+        Registration(name=SERVICE_NAME, add=GrpcKvService(worker.receiver).add_to),
+        Registration(
+            name="baton.v1.AdminService",
+            add=partial(add_AdminServiceServicer_to_server, DecodeAdminServicer(config.name, worker)),
+        ),
+    ]

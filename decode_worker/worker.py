@@ -1,0 +1,291 @@
+"""The decode worker's shell: reservations, committed KV, steps, and their tokens.
+
+Owns the attempts, the leases and the blocks; all on one event loop, which is
+the only arbiter of every lease. An attempt ends in exactly one place, _end().
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+
+from baton.errors import BatonError, DeadlineExceeded, PeerLost, to_failure
+from baton.identity import Identity
+from baton.limits import Limits, blocks_needed
+from baton.logs import get_logger
+from baton.sessions import converse, first_message
+from baton.telemetry import start_span
+from baton.v1 import common_pb2, decode_service_pb2
+from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
+from decode_worker.attempt import Attempt, RouterSession
+from engine.engine import Engine
+from engine.request import RequestStatus
+from engine.scheduler import Event, RequestFailed, TokenSampled
+from engine.step_loop import StepLoop
+from kvtransfer.contract import Committed, FirstToken, GoneReason, Outcome
+from kvtransfer.lease_table import Lease, LeaseTable, Refusal
+from kvtransfer.receiver import KvReceiver
+from kvtransfer.sequence import FINISH_REASONS, read_sequence
+
+log = get_logger(__name__)
+
+
+class DecodeWorker:
+    """Serves any number of router sessions with one engine.
+
+    transfer_address: host:port at which `receiver` can be written to.
+    rng: source of lease ids.
+    """
+
+    def __init__(
+        self, *, identity: Identity, engine: Engine, limits: Limits, pid: int, lease_ttl_s: float, rng: random.Random
+    ) -> None:
+        self.transfer_address = ""
+        self._identity = identity
+        self._engine = engine
+        self._limits = limits
+        self._pid = pid
+        self._leases: LeaseTable[Attempt] = LeaseTable(engine.pool, rng=rng, ttl_s=lease_ttl_s)
+        self.receiver = KvReceiver(
+            self._leases,
+            engine.cache,
+            identity.incarnation,
+            on_committed=self._committed,
+            on_lost=self._lost,
+        )
+        self._attempts: dict[bytes, Attempt] = {}
+        self._steps = StepLoop(engine.scheduler, engine.runner, self._on_step)
+        self._expiry: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Runs steps until cancelled; a failing step ends the worker."""
+        await self._steps.run()
+
+    def ledger(self) -> dict[str, int]:
+        """Everything held for requests."""
+        pool, scheduler = self._engine.pool, self._engine.scheduler
+        return {
+            "attempts": len(self._attempts),
+            "blocks_used": pool.num_used,
+            "blocks_fenced": pool.num_fenced,
+            "leases": self._leases.num_leases,
+            "writes": self.receiver.num_open_writes,
+            "requests_running": scheduler.num_running,
+            "requests_waiting": scheduler.num_waiting,
+        }
+
+    async def serve(self, session: RouterSession) -> None:
+        """Holds one router's session until it ends; raises PeerLost or IncompatiblePeer."""
+        incoming = aiter(session)
+        opening = await first_message(incoming, session.peer)
+        self._identity.check(opening.hello)
+        session.send(DecodeServiceSessionResponse(hello=self._identity.hello()))
+        session.send(DecodeServiceSessionResponse(capacity=self._capacity()))
+        log.info("router joined", router=opening.hello.name)
+        try:
+            await converse(session, incoming, partial(self._receive, session), self._heartbeat)
+        finally:
+            for attempt in [a for a in self._attempts.values() if a.session is session]:
+                self._end(attempt)
+            log.info("router left", router=opening.hello.name)
+
+    def _receive(self, session: RouterSession, message: DecodeServiceSessionRequest) -> None:
+        now = asyncio.get_running_loop().time()
+        match message.WhichOneof("message"):
+            case "reserve":
+                self._reserve(session, message.reserve, now)
+            case "release":
+                self._release(message.release.attempt_id, now)
+            case "abort_if_uncommitted":
+                self._abort_if_uncommitted(session, message.abort_if_uncommitted.attempt_id, now)
+            case "heartbeat":
+                self._leases.renew(message.heartbeat.attempt_ids, now)
+            case other:
+                raise PeerLost(f"the router sent {other or 'an unknown message'} in mid-session")
+
+    def _reserve(
+        self, session: RouterSession, command: decode_service_pb2.ReserveCommand, now: float
+    ) -> None:
+        result = decode_service_pb2.ReserveResult(attempt_id=command.attempt_id)
+        granted = self._grant(session, command, now)
+        if isinstance(granted, BatonError):
+            result.refusal.failure.CopyFrom(to_failure(granted))
+        else:
+            result.lease.lease_id = granted.lease_id
+            result.lease.ttl_ms = round(1000 * self._leases.ttl_s)
+            result.lease.num_held_tokens = granted.num_held_tokens
+        result.num_free_blocks = self._engine.pool.num_free
+        session.send(DecodeServiceSessionResponse(reserve_result=result))
+
+    def _grant(
+        self, session: RouterSession, command: decode_service_pb2.ReserveCommand, now: float
+    ) -> Lease[Attempt] | BatonError:
+        """Reserves every block the request can ever need, so that it never has to give way."""
+        sequence = command.sequence
+        try:
+            request = read_sequence(command.attempt_id, sequence, self._limits)
+        except BatonError as error:
+            return error
+        request.status = RequestStatus.TRANSFERRING
+        attempt = Attempt(
+            request=request,
+            session=session,
+            request_id=sequence.request_id,
+            traceparent=sequence.traceparent,
+        )
+        kv_tokens = self._limits.kv_tokens(request.num_prompt_tokens, request.params.max_tokens)
+        lease = self._leases.reserve(
+            request.attempt_id,
+            attempt,
+            num_blocks=blocks_needed(kv_tokens, self._engine.pool.block_size),
+            num_tokens=request.num_tokens,
+            now=now,
+        )
+        if isinstance(lease, Refusal):
+            return lease.error
+        self._attempts[request.attempt_id] = attempt
+        if sequence.remaining_ms:
+            attempt.deadline = asyncio.get_running_loop().call_later(
+                sequence.remaining_ms / 1000, self._fail, attempt, DeadlineExceeded("the deadline passed")
+            )
+        self._watch_expiry()
+        return lease
+
+    def _committed(self, lease: Lease[Attempt], first_token: FirstToken) -> None:
+        """The KV is here: from now on the request owns the blocks, and it joins the next step."""
+        attempt, request = lease.payload, lease.payload.request
+        request.block_ids = list(lease.block_ids)
+        request.num_computed_tokens = request.num_tokens
+        request.token_ids.append(first_token.token_id)
+        request.move_to(RequestStatus.DECODING)
+        attempt.span = start_span(
+            "DECODING", parent=attempt.traceparent, attributes={"baton.request_id": attempt.request_id}
+        )
+        outcome = decode_service_pb2.LeaseOutcome(attempt_id=attempt.attempt_id, committed=True)
+        self._send(attempt.session, DecodeServiceSessionResponse(lease_outcome=outcome))
+        # The router may have lost the prefill worker's own message; it drops what it knows already.
+        repeated = common_pb2.TokenEvent(
+            attempt_id=attempt.attempt_id,
+            start_index=first_token.start_index,
+            token_ids=[first_token.token_id],
+            logprobs=[] if first_token.logprob is None else [first_token.logprob],
+        )
+        self._send_tokens({attempt.session: [repeated]})
+        self._engine.scheduler.add(request)
+        self._steps.wake()
+
+    def _lost(self, lease: Lease[Attempt], reason: GoneReason) -> None:
+        self._end(lease.payload, reason)
+
+    def _on_step(self, events: list[Event]) -> None:
+        by_session: dict[RouterSession, list[common_pb2.TokenEvent]] = {}
+        for event in events:
+            attempt = self._attempts[event.request.attempt_id]
+            if isinstance(event, RequestFailed):
+                self._fail(attempt, event.error)
+            elif isinstance(event, TokenSampled):
+                by_session.setdefault(attempt.session, []).append(_token_event(event))
+                if event.request.is_finished:
+                    self._end(attempt)
+        self._send_tokens(by_session)
+
+    def _send_tokens(self, by_session: dict[RouterSession, list[common_pb2.TokenEvent]]) -> None:
+        """One message per router carries the tokens of all its requests."""
+        for session, tokens in by_session.items():
+            step = decode_service_pb2.StepEvents(tokens=tokens, num_free_blocks=self._engine.pool.num_free)
+            self._send(session, DecodeServiceSessionResponse(step=step))
+
+    def _release(self, attempt_id: bytes, now: float) -> None:
+        attempt = self._attempts.get(attempt_id)
+        if attempt is not None:
+            self._end(attempt)
+        else:
+            # Its Reserve may still be on the way; the tombstone refuses it.
+            self._leases.release(attempt_id, GoneReason.CANCELLED, now)
+
+    def _abort_if_uncommitted(self, session: RouterSession, attempt_id: bytes, now: float) -> None:
+        outcome = self._leases.abort_if_uncommitted(attempt_id, now)
+        if not isinstance(outcome, Committed) and attempt_id in self._attempts:
+            self._end(self._attempts[attempt_id])
+        self._send(session, DecodeServiceSessionResponse(lease_outcome=_lease_outcome(attempt_id, outcome)))
+
+    def _fail(self, attempt: Attempt, error: BatonError) -> None:
+        if attempt.span is not None:
+            attempt.span.fail(error)
+        failed = decode_service_pb2.DecodeFailed(attempt_id=attempt.attempt_id, failure=to_failure(error))
+        self._send(attempt.session, DecodeServiceSessionResponse(failed=failed))
+        self._end(attempt)
+
+    def _end(self, attempt: Attempt, reason: GoneReason = GoneReason.CANCELLED) -> None:
+        """The one end of an attempt, finished or not; idempotent."""
+        if self._attempts.pop(attempt.attempt_id, None) is None:
+            return
+        scheduler, pool = self._engine.scheduler, self._engine.pool
+        scheduler.remove(attempt.attempt_id)
+        if attempt.request.block_ids:
+            pool.release(attempt.request.block_ids, scheduler.fence)
+        self._leases.release(attempt.attempt_id, reason, asyncio.get_running_loop().time())
+        if attempt.deadline is not None:
+            attempt.deadline.cancel()
+        if attempt.span is not None:
+            attempt.span.set(**{"baton.num_output_tokens": attempt.request.num_output_tokens})
+            attempt.span.end()
+        self._steps.wake()
+
+    def _watch_expiry(self) -> None:
+        deadline = self._leases.next_deadline()
+        if self._expiry is None and deadline is not None:
+            self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        """Ends what no router renews any more. Fires at the earliest deadline, which renewals may have moved."""
+        self._expiry = None
+        for lease in self._leases.expire(asyncio.get_running_loop().time()):
+            gone = decode_service_pb2.LeaseOutcome(attempt_id=lease.attempt_id, gone=GoneReason.EXPIRED.value)
+            self._send(lease.payload.session, DecodeServiceSessionResponse(lease_outcome=gone))
+            self._end(lease.payload, GoneReason.EXPIRED)
+        self._watch_expiry()
+
+    def _send(self, session: RouterSession, message: DecodeServiceSessionResponse) -> None:
+        """Sends unless the session has ended; serve() then ends its attempts."""
+        try:
+            session.send(message)
+        except PeerLost as error:
+            log.debug("event not sent", router=session.peer, reason=error.message)
+
+    def _capacity(self) -> decode_service_pb2.DecodeCapacity:
+        shape = self._engine.cache.shape
+        return decode_service_pb2.DecodeCapacity(
+            num_blocks=shape.num_blocks,
+            block_size=shape.block_size,
+            kv_dtype=str(shape.dtype).removeprefix("torch."),
+            transfer_address=self.transfer_address,
+            pid=self._pid,
+        )
+
+    def _heartbeat(self) -> DecodeServiceSessionResponse:
+        return DecodeServiceSessionResponse(
+            heartbeat=decode_service_pb2.DecodeWorkerHeartbeat(
+                num_free_blocks=self._engine.pool.num_free,
+                num_running=self._engine.scheduler.num_running,
+                num_leases=self._leases.num_uncommitted,
+            )
+        )
+
+
+def _token_event(event: TokenSampled) -> common_pb2.TokenEvent:
+    request = event.request
+    return common_pb2.TokenEvent(
+        attempt_id=request.attempt_id,
+        start_index=request.num_output_tokens - 1,
+        token_ids=[event.token_id],
+        logprobs=[event.logprob] if request.params.logprobs else [],
+        finish_reason=FINISH_REASONS[request.finish_reason],
+    )
+
+
+def _lease_outcome(attempt_id: bytes, outcome: Outcome) -> decode_service_pb2.LeaseOutcome:
+    if isinstance(outcome, Committed):
+        return decode_service_pb2.LeaseOutcome(attempt_id=attempt_id, committed=True)
+    return decode_service_pb2.LeaseOutcome(attempt_id=attempt_id, gone=outcome.reason.value)

@@ -1,0 +1,55 @@
+"""Prefill and decode in one process, synchronously: the control that everything else is compared with.
+
+Drives the scheduler and the runner that the workers use, without an event loop, a
+network or a transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.limits import Limits
+from baton.sampling import SamplingParams
+from engine.block_pool import BlockPool
+from engine.config import EngineConfig
+from engine.request import Request
+from engine.runner import ModelRunner
+from engine.scheduler import RequestFailed, Scheduler
+
+
+class EngineLoop:
+    """One engine that generates answers to a list of prompts."""
+
+    def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
+        self._runner = runner
+        model, shape = runner.model.config, runner.cache.shape
+        self.pool = BlockPool(shape.num_blocks, shape.block_size)
+        limits = Limits(max_model_len=model.max_model_len, vocab_size=model.vocab_size)
+        self._scheduler = Scheduler(self.pool, limits, config=config, eos_token_ids=model.eos_token_ids)
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
+        """The generated tokens of each prompt; raises the first error of any of them."""
+        requests = [
+            Request(
+                attempt_id=index.to_bytes(16, "big"),
+                token_ids=list(prompt),
+                num_prompt_tokens=len(prompt),
+                params=params,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        for request in requests:
+            self._scheduler.add(request)
+        while self._scheduler.has_work:
+            self._step()
+        return [request.token_ids[request.num_prompt_tokens :] for request in requests]
+
+    def _step(self) -> None:
+        batch = self._scheduler.next_batch()
+        assert batch is not None, "add() refuses what can never run"
+        for event in self._scheduler.apply(self._runner.run(batch)):
+            if event.request.is_finished:
+                self.pool.release(event.request.block_ids)
+                event.request.block_ids = []
+            if isinstance(event, RequestFailed):
+                raise event.error

@@ -1,0 +1,105 @@
+"""One request as the engine sees it, and the states it may pass through.
+
+Owns: the tokens, the block table and the progress of one attempt. It must not
+know sessions, leases or transports, and it holds no tensor.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from baton.sampling import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands; the names are also span names and metric labels."""
+
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    TRANSFERRING = "transferring"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.Enum):
+    """Why a request ended at the worker: a stop id, or its token limit."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+# QUEUED -> PREFILLING -> TRANSFERRING -> DECODING -> FINISHED is the disaggregated path.
+# PREFILLING -> DECODING is prefill and decode on one worker; -> QUEUED is resume; every
+# living state may end.
+ALLOWED: dict[RequestStatus, frozenset[RequestStatus]] = {
+    RequestStatus.QUEUED: frozenset({RequestStatus.PREFILLING, RequestStatus.FINISHED}),
+    RequestStatus.PREFILLING: frozenset(
+        {RequestStatus.TRANSFERRING, RequestStatus.DECODING, RequestStatus.QUEUED, RequestStatus.FINISHED}
+    ),
+    RequestStatus.TRANSFERRING: frozenset(
+        {RequestStatus.DECODING, RequestStatus.QUEUED, RequestStatus.FINISHED}
+    ),
+    RequestStatus.DECODING: frozenset({RequestStatus.QUEUED, RequestStatus.FINISHED}),
+    RequestStatus.FINISHED: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One attempt at one request. Mutable; owned by the event loop.
+
+    attempt_id: 16 random bytes naming this attempt.
+    token_ids: prompt and generated tokens, in order.
+    num_prompt_tokens: how many of them the user sent; a resume keeps this.
+    params: resolved sampling parameters.
+    prefill_only: leaves the scheduler, with its blocks, once the next token is sampled.
+    sample_index: which of the n answers to one prompt this is; part of the random key.
+    block_ids: blocks of the paged cache, in token order. Whoever holds the request owns them.
+    num_computed_tokens: leading tokens whose KV is stored. The KV of the last sampled
+        token is stored by the next step, so a finished request has at most num_tokens - 1.
+    """
+
+    attempt_id: bytes
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    prefill_only: bool = False
+    sample_index: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    status: RequestStatus = RequestStatus.QUEUED
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens whose KV is not stored yet."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request has ended, for whatever reason."""
+        return self.status is RequestStatus.FINISHED
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Changes the status; raises ValueError for a transition that ALLOWED does not list."""
+        if status not in ALLOWED[self.status]:
+            raise ValueError(f"a request cannot go from {self.status.name} to {status.name}")
+        self.status = status
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the request for a reason the client is told."""
+        self.move_to(RequestStatus.FINISHED)
+        self.finish_reason = reason

@@ -1,0 +1,188 @@
+"""The frame: a fixed binary header, then raw KV bytes.
+
+    offset  bytes  field
+         0      4  magic "BKVF"
+         4      2  version (1)
+         6      2  header length (52)
+         8      4  frame index
+        12      4  first block, counted in the sender's blocks from the start of the sequence
+        16      4  number of blocks
+        20      4  number of valid tokens; only the last block may be partial
+        24      2  first layer
+        26      2  number of layers
+        28      1  dtype code
+        29      1  layout code
+        30      2  block size, in tokens
+        32      2  number of key/value heads
+        34      2  head dim
+        36      8  payload length, in bytes
+        44      8  xxh3_64 of bytes [0, 44) and the payload
+
+All integers are little endian. The payload is [num_blocks, num_layers, 2,
+num_kv_heads, block_size, head_dim] for HND, with heads and tokens swapped for
+NHD; element bytes are those of a little-endian machine.
+
+Owns these bytes and their verification. Must not know caches, leases or torch.
+Nothing is allocated for a frame before all its limits are checked.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from dataclasses import dataclass
+
+import xxhash
+
+from kvtransfer.contract import KvFormat
+
+if sys.byteorder != "little":  # the payload is copied as it lies in memory
+    raise ImportError("kvtransfer needs a little-endian machine")
+
+MAGIC = b"BKVF"
+VERSION = 1
+_FIELDS = struct.Struct("<4sHHIIIIHHBBHHHQ")
+_DIGEST = struct.Struct("<Q")
+HEADER_BYTES = _FIELDS.size + _DIGEST.size
+
+_DTYPE_CODES = {"float32": 1, "bfloat16": 2, "float16": 3}
+_LAYOUT_CODES = {"HND": 1, "NHD": 2}
+
+
+class FrameError(Exception):
+    """A frame that cannot be used; `reason` is a short stable word for counters.
+
+    Never leaves kvtransfer: the receiver asks for the frame again.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSpec:
+    """Which part of a sequence's KV a frame carries.
+
+    index: number of the frame within its transfer.
+    first_block: in the sender's blocks, counted from the start of the sequence.
+    num_tokens: valid tokens from the start of first_block.
+    """
+
+    index: int
+    first_block: int
+    num_blocks: int
+    num_tokens: int
+    first_layer: int
+    num_layers: int
+
+    def payload_bytes(self, fmt: KvFormat) -> int:
+        """Bytes of the payload in the sender's format."""
+        return self.num_blocks * self.num_layers * fmt.layer_block_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameLimits:
+    """What a receiver is willing to take.
+
+    num_tokens: tokens of the sequence; no block may begin at or after its end.
+    max_payload_bytes: largest payload; one block of one layer is always taken.
+    """
+
+    num_tokens: int
+    max_payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A verified frame. `payload` is a view of the buffer it was decoded from."""
+
+    spec: FrameSpec
+    payload: memoryview
+
+
+def encode_header(spec: FrameSpec, fmt: KvFormat, payload: memoryview) -> bytes:
+    """The header that goes before a payload (a contiguous view of bytes) in the given format.
+
+    Header and payload stay apart so that a transport joins them where it needs
+    them, with a single copy.
+    """
+    if payload.nbytes != spec.payload_bytes(fmt):
+        raise AssertionError(f"payload has {payload.nbytes} bytes, {spec.payload_bytes(fmt)} expected")
+    fields = _FIELDS.pack(
+        MAGIC,
+        VERSION,
+        HEADER_BYTES,
+        spec.index,
+        spec.first_block,
+        spec.num_blocks,
+        spec.num_tokens,
+        spec.first_layer,
+        spec.num_layers,
+        _DTYPE_CODES[fmt.dtype],
+        _LAYOUT_CODES[fmt.layout],
+        fmt.block_size,
+        fmt.num_kv_heads,
+        fmt.head_dim,
+        payload.nbytes,
+    )
+    return fields + _DIGEST.pack(_digest(fields, payload))
+
+
+def _digest(fields: bytes | memoryview, payload: memoryview) -> int:
+    digest = xxhash.xxh3_64(fields)
+    digest.update(payload)
+    return int(digest.intdigest())
+
+
+def decode(buffer: bytes | memoryview, fmt: KvFormat, limits: FrameLimits) -> Frame:
+    """Verifies a frame against the announced format and the limits; raises FrameError."""
+    view = memoryview(buffer)
+    if len(view) < HEADER_BYTES:
+        raise FrameError("truncated", f"frame of {len(view)} bytes is shorter than its header")
+    spec, payload_bytes = _header(view, fmt)
+    _check_range(spec, fmt, limits)
+    if payload_bytes != spec.payload_bytes(fmt) or len(view) != HEADER_BYTES + payload_bytes:
+        raise FrameError("length", f"frame of {len(view)} bytes disagrees with its header")
+    payload = view[HEADER_BYTES:]
+    (expected,) = _DIGEST.unpack_from(view, _FIELDS.size)
+    if _digest(view[: _FIELDS.size], payload) != expected:
+        raise FrameError("digest", f"frame {spec.index} does not match its digest")
+    return Frame(spec, payload)
+
+
+def _header(view: memoryview, fmt: KvFormat) -> tuple[FrameSpec, int]:
+    magic, version, header_bytes, *rest = _FIELDS.unpack_from(view)
+    if (magic, version, header_bytes) != (MAGIC, VERSION, HEADER_BYTES):
+        raise FrameError("magic", "not a frame of this version")
+    index, first_block, num_blocks, num_tokens, first_layer, num_layers, *layout, payload_bytes = rest
+    announced = [
+        _DTYPE_CODES[fmt.dtype],
+        _LAYOUT_CODES[fmt.layout],
+        fmt.block_size,
+        fmt.num_kv_heads,
+        fmt.head_dim,
+    ]
+    if layout != announced:
+        raise FrameError("format", f"frame format {layout} is not the announced {announced}")
+    spec = FrameSpec(
+        index=index,
+        first_block=first_block,
+        num_blocks=num_blocks,
+        num_tokens=num_tokens,
+        first_layer=first_layer,
+        num_layers=num_layers,
+    )
+    return spec, payload_bytes
+
+
+def _check_range(spec: FrameSpec, fmt: KvFormat, limits: FrameLimits) -> None:
+    start = spec.first_block * fmt.block_size
+    end = min(limits.num_tokens, start + spec.num_blocks * fmt.block_size)
+    last_start = start + (spec.num_blocks - 1) * fmt.block_size
+    if spec.num_blocks == 0 or last_start >= limits.num_tokens or start + spec.num_tokens != end:
+        raise FrameError("tokens", f"frame {spec.index} covers tokens outside the sequence")
+    if spec.num_layers == 0 or spec.first_layer + spec.num_layers > fmt.num_layers:
+        raise FrameError("layers", f"frame {spec.index} covers layers the model does not have")
+    if spec.payload_bytes(fmt) > max(limits.max_payload_bytes, fmt.layer_block_bytes):
+        raise FrameError("size", f"frame {spec.index} is larger than {limits.max_payload_bytes} bytes")

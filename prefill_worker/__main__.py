@@ -1,0 +1,81 @@
+"""`python -m prefill_worker`: runs one prefill worker until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from functools import partial
+
+from baton.config import load_config
+from baton.identity import Identity
+from baton.logs import configure_logging
+from baton.models import ModelDir
+from baton.ports import WorkerInfo
+from baton.process import run, run_until, write_ready_file
+from baton.registry import RedisRegistry, registering
+from baton.rpc_server import Registration, RpcServer
+from baton.telemetry import configure_tracing, shutdown_tracing
+from baton.v1 import common_pb2
+from baton.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
+from baton.v1.prefill_service_pb2_grpc import add_PrefillServiceServicer_to_server
+from engine.engine import Engine
+from kvtransfer.sender import KvSender, SenderConfig
+from kvtransfer.transports.grpc import GrpcKvTransport
+from prefill_worker.config import PrefillConfig
+from prefill_worker.service import PrefillAdminServicer, PrefillServicer
+from prefill_worker.worker import PrefillWorker
+
+
+async def serve(config: PrefillConfig, stop: asyncio.Event) -> None:
+    """Loads the model, serves sessions, and announces the worker until stop is set."""
+    model = ModelDir.open(config.model)
+    identity = Identity.draw(config.name, common_pb2.ROLE_PREFILL, model.fingerprint(), random.SystemRandom())
+    engine = await Engine.start(config, model)
+    transport = GrpcKvTransport()
+    worker = PrefillWorker(
+        identity=identity,
+        engine=engine,
+        limits=model.limits,
+        sender=KvSender(engine.cache, transport, SenderConfig(stall_timeout_s=config.stall_timeout_s)),
+        credit_tokens=config.credit_tokens,
+        pid=os.getpid(),
+    )
+    services = [
+        Registration(
+            name="baton.v1.PrefillService",
+            add=partial(add_PrefillServiceServicer_to_server, PrefillServicer(worker)),
+        ),
+        Registration(
+            name="baton.v1.AdminService",
+            add=partial(add_AdminServiceServicer_to_server, PrefillAdminServicer(config.name, worker)),
+        ),
+    ]
+    async with await RpcServer.start(services, host=config.host, port=config.port) as server:
+        info = WorkerInfo(
+            name=config.name, role="prefill", incarnation=identity.incarnation, address=server.address
+        )
+        async with RedisRegistry(config.redis_url, config.namespace) as registry:
+            await server.set_serving(True)
+            async with registering(registry, info, config.registry_ttl_s):
+                write_ready_file(config.ready_file, address=server.address, pid=os.getpid())
+                await run_until(stop, worker.run())
+            await server.stop(config.drain_s)
+    await transport.close()
+    await engine.close()
+
+
+def main() -> int:
+    """Entry point."""
+    config = load_config(PrefillConfig, section="prefill", argv=sys.argv[1:], environ=os.environ)
+    configure_logging(config.name, config.log_level)
+    configure_tracing("baton-prefill", config.name, config.trace_file or None)
+    try:
+        return run(partial(serve, config))
+    finally:
+        shutdown_tracing()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

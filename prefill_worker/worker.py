@@ -1,0 +1,337 @@
+"""The prefill worker's shell: commands in, one token and one transfer out per prompt.
+
+Owns the attempts and, through them, every block in use. All of it lives on one
+event loop; the engine thread only executes steps. An attempt ends in exactly
+one place, _end(), whatever the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from functools import partial
+
+from baton.errors import (
+    BatonError,
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    KvTransferFailed,
+    PeerLost,
+    to_failure,
+)
+from baton.identity import Identity
+from baton.limits import Limits
+from baton.logs import get_logger
+from baton.sessions import converse, first_message
+from baton.telemetry import start_span
+from baton.v1 import common_pb2, prefill_service_pb2
+from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
+from engine.engine import Engine
+from engine.request import Request
+from engine.scheduler import ChunkComputed, Event, RequestFailed, TokenSampled
+from engine.step_loop import StepLoop
+from kvtransfer.contract import FirstToken, Gone, TransferTarget
+from kvtransfer.sender import KvSender, KvSource
+from kvtransfer.sequence import FINISH_REASONS, read_sequence
+from prefill_worker.attempt import Attempt, RouterSession
+from prefill_worker.credits import CreditChange, CreditTable
+
+log = get_logger(__name__)
+
+
+class PrefillWorker:
+    """Serves any number of router sessions with one engine.
+
+    sender: moves KV out of the engine's cache.
+    credit_tokens: budget of prompt tokens in flight, over all sessions.
+    """
+
+    def __init__(
+        self, *, identity: Identity, engine: Engine, limits: Limits, sender: KvSender, credit_tokens: int, pid: int
+    ) -> None:
+        self._identity = identity
+        self._engine = engine
+        self._limits = limits
+        self._sender = sender
+        self._credits = CreditTable(credit_tokens)
+        self._pid = pid
+        self._attempts: dict[bytes, Attempt] = {}
+        self._sessions: dict[int, RouterSession] = {}
+        self._session_ids = itertools.count()
+        self._steps = StepLoop(engine.scheduler, engine.runner, self._on_step)
+
+    async def run(self) -> None:
+        """Runs steps until cancelled; a failing step ends the worker."""
+        await self._steps.run()
+
+    def ledger(self) -> dict[str, int]:
+        """Everything held for requests."""
+        pool, scheduler = self._engine.pool, self._engine.scheduler
+        return {
+            "attempts": len(self._attempts),
+            "blocks_used": pool.num_used,
+            "blocks_fenced": pool.num_fenced,
+            "requests_running": scheduler.num_running,
+            "requests_waiting": scheduler.num_waiting,
+            "transfers": self._sender.num_open_transfers,
+            "credit_spent_tokens": self._credits.num_spent,
+        }
+
+    async def serve(self, session: RouterSession) -> None:
+        """Holds one router's session until it ends; raises PeerLost or IncompatiblePeer."""
+        incoming = aiter(session)
+        opening = await first_message(incoming, session.peer)
+        self._identity.check(opening.hello)
+        session.send(PrefillServiceSessionResponse(hello=self._identity.hello()))
+        session.send(PrefillServiceSessionResponse(capacity=self._capacity()))
+        session_id = next(self._session_ids)
+        self._sessions[session_id] = session
+        self._tell(self._credits.join(session_id))
+        log.info("router joined", router=opening.hello.name)
+        try:
+            await converse(session, incoming, partial(self._receive, session, session_id), self._heartbeat)
+        finally:
+            del self._sessions[session_id]
+            for attempt in [a for a in self._attempts.values() if a.session_id == session_id]:
+                self._end(attempt, Cancelled("the router's session ended"))
+            self._tell(self._credits.leave(session_id))
+            log.info("router left", router=opening.hello.name)
+
+    def _receive(
+        self, session: RouterSession, session_id: int, message: PrefillServiceSessionRequest
+    ) -> None:
+        match message.WhichOneof("message"):
+            case "prefill":
+                self._start(session, session_id, message.prefill)
+            case "cancel":
+                attempt = self._attempts.get(message.cancel.attempt_id)
+                if attempt is not None:
+                    self._end(attempt, Cancelled("the router cancelled the attempt"))
+            case "credit_return":
+                self._tell(self._credits.give_back(session_id, message.credit_return.tokens))
+            case "heartbeat":
+                pass
+            case other:
+                raise PeerLost(f"the router sent {other or 'an unknown message'} in mid-session")
+
+    def _start(
+        self, session: RouterSession, session_id: int, command: prefill_service_pb2.PrefillCommand
+    ) -> None:
+        self._credits.spend(session_id, command.cost_tokens)
+        try:
+            if command.attempt_id in self._attempts:
+                raise InternalError("the attempt is here already")
+            request = read_sequence(command.attempt_id, command.sequence, self._limits)
+            request.prefill_only = True
+            self._engine.scheduler.add(request)
+        except BatonError as error:
+            self._tell(self._credits.restore(session_id, command.cost_tokens))
+            ended = prefill_service_pb2.PrefillEnded(
+                attempt_id=command.attempt_id, failure=to_failure(error)
+            )
+            session.send(PrefillServiceSessionResponse(ended=ended))
+            return
+        self._attempts[request.attempt_id] = self._new_attempt(session, session_id, command, request)
+        self._steps.wake()
+
+    def _new_attempt(
+        self,
+        session: RouterSession,
+        session_id: int,
+        command: prefill_service_pb2.PrefillCommand,
+        request: Request,
+    ) -> Attempt:
+        loop = asyncio.get_running_loop()
+        sequence, target = command.sequence, command.target
+        attempt = Attempt(
+            request=request,
+            num_kv_tokens=request.num_tokens,
+            session=session,
+            session_id=session_id,
+            cost=command.cost_tokens,
+            target=TransferTarget(
+                lease_id=target.lease_id,
+                worker=target.worker,
+                incarnation=target.incarnation,
+                address=target.address,
+                num_held_tokens=target.num_held_tokens,
+            ),
+            traceparent=sequence.traceparent,
+            arrived_at=loop.time(),
+            span=start_span(
+                "PREFILLING",
+                parent=sequence.traceparent,
+                attributes={"baton.request_id": sequence.request_id, "baton.num_tokens": request.num_tokens},
+            ),
+            first_token=loop.create_future(),
+        )
+        if sequence.remaining_ms:
+            error = DeadlineExceeded("the deadline passed while the prompt was computed")
+            attempt.deadline = loop.call_later(sequence.remaining_ms / 1000, self._end, attempt, error)
+        return attempt
+
+    def _on_step(self, events: list[Event]) -> None:
+        for event in events:
+            attempt = self._attempts[event.request.attempt_id]
+            match event:
+                case ChunkComputed():
+                    self._chunk_computed(attempt)
+                case TokenSampled():
+                    self._token_sampled(attempt, event)
+                case RequestFailed():
+                    self._end(attempt, event.error)
+
+    def _chunk_computed(self, attempt: Attempt) -> None:
+        if attempt.task is None:
+            source = KvSource(
+                attempt_id=attempt.attempt_id,
+                block_ids=tuple(attempt.request.block_ids),
+                num_tokens=attempt.num_kv_tokens,
+                traceparent=attempt.traceparent,
+            )
+            attempt.task = asyncio.create_task(
+                self._transfer(attempt, source), name=f"transfer-{attempt.attempt_id.hex()[:8]}"
+            )
+        if attempt.transfer is not None:
+            attempt.transfer.blocks_ready(attempt.request.num_computed_tokens)
+
+    def _token_sampled(self, attempt: Attempt, event: TokenSampled) -> None:
+        """Sends the first token to the router at once; the transfer follows in its own time."""
+        request = attempt.request
+        attempt.prefill_s = asyncio.get_running_loop().time() - attempt.arrived_at
+        attempt.span.end()
+        self._restore_credit(attempt)
+        wants_logprob = request.params.logprobs
+        token = common_pb2.TokenEvent(
+            attempt_id=request.attempt_id,
+            start_index=request.num_output_tokens - 1,
+            token_ids=[event.token_id],
+            logprobs=[event.logprob] if wants_logprob else [],
+            finish_reason=FINISH_REASONS[request.finish_reason],
+        )
+        self._send(attempt.session, PrefillServiceSessionResponse(token=token))
+        if request.is_finished:
+            self._end(attempt, None)
+            return
+        self._chunk_computed(attempt)
+        attempt.first_token.set_result(
+            FirstToken(
+                token_id=event.token_id,
+                logprob=event.logprob if wants_logprob else None,
+                start_index=request.num_output_tokens - 1,
+            )
+        )
+
+    async def _transfer(self, attempt: Attempt, source: KvSource) -> None:
+        span = start_span(
+            "TRANSFERRING",
+            parent=attempt.traceparent,
+            attributes={"baton.decode_worker": attempt.target.worker},
+        )
+        error: BatonError | None = None
+        try:
+            async with self._sender.transfer(source, attempt.target) as transfer:
+                attempt.transfer = transfer
+                transfer.blocks_ready(attempt.request.num_computed_tokens)
+                result = await transfer.commit(await attempt.first_token)
+            attempt.transfer_s, attempt.transfer_bytes = result.duration_s, result.num_bytes
+            span.set(**{"baton.num_bytes": result.num_bytes})
+            if isinstance(result.outcome, Gone):
+                reason = result.outcome.reason.name
+                error = KvTransferFailed(f"{attempt.target.worker} refused the KV: {reason}")
+        except BatonError as failed:
+            error = failed
+        finally:
+            if error is not None:
+                log.info("transfer failed", decode_worker=attempt.target.worker, reason=error.message)
+                span.fail(error)
+            span.end()
+        self._end(attempt, error)
+
+    def _end(self, attempt: Attempt, error: BatonError | None) -> None:
+        """The one end of an attempt: everything it holds goes back, and the router hears of it."""
+        if self._attempts.pop(attempt.attempt_id, None) is None:
+            return
+        self._engine.scheduler.remove(attempt.attempt_id)
+        self._restore_credit(attempt)
+        if attempt.deadline is not None:
+            attempt.deadline.cancel()
+        if error is not None:
+            attempt.span.fail(error)
+        attempt.span.end()
+        self._report(attempt, error)
+        self._release_blocks(attempt)
+
+    def _release_blocks(self, attempt: Attempt) -> None:
+        """Frees the blocks once nobody reads them: the transfer by its end, the step in flight by its fence."""
+        task = attempt.task
+        if task is None or task is asyncio.current_task():
+            self._free(attempt.request.block_ids)
+            return
+        task.cancel()
+        task.add_done_callback(lambda _: self._free(attempt.request.block_ids))
+
+    def _free(self, block_ids: list[int]) -> None:
+        self._engine.pool.release(block_ids, self._engine.scheduler.fence)
+        self._steps.wake()
+
+    def _report(self, attempt: Attempt, error: BatonError | None) -> None:
+        ended = prefill_service_pb2.PrefillEnded(
+            attempt_id=attempt.attempt_id,
+            prefill_ms=1000 * attempt.prefill_s,
+            transfer_ms=1000 * attempt.transfer_s,
+            transfer_bytes=attempt.transfer_bytes,
+        )
+        if isinstance(error, Cancelled):
+            ended.cancelled = True
+        elif error is not None:
+            ended.failure.CopyFrom(to_failure(error))
+        elif attempt.request.is_finished:
+            ended.finished = True
+        else:
+            ended.committed = True
+        self._send(attempt.session, PrefillServiceSessionResponse(ended=ended))
+
+    def _restore_credit(self, attempt: Attempt) -> None:
+        cost, attempt.cost = attempt.cost, 0
+        if cost:
+            self._tell(self._credits.restore(attempt.session_id, cost))
+
+    def _tell(self, changes: list[CreditChange]) -> None:
+        for change in changes:
+            session = self._sessions.get(change.session_id)
+            if session is None:
+                continue
+            if change.granted:
+                grant = prefill_service_pb2.CreditGrant(tokens=change.granted)
+                self._send(session, PrefillServiceSessionResponse(credit_grant=grant))
+            if change.reclaimed:
+                reclaim = prefill_service_pb2.CreditReclaim(tokens=change.reclaimed)
+                self._send(session, PrefillServiceSessionResponse(credit_reclaim=reclaim))
+
+    def _send(self, session: RouterSession, message: PrefillServiceSessionResponse) -> None:
+        """Sends unless the session has ended; serve() then ends its attempts."""
+        try:
+            session.send(message)
+        except PeerLost as error:
+            log.debug("event not sent", router=session.peer, reason=error.message)
+
+    def _capacity(self) -> prefill_service_pb2.PrefillCapacity:
+        shape = self._engine.cache.shape
+        return prefill_service_pb2.PrefillCapacity(
+            num_blocks=shape.num_blocks,
+            block_size=shape.block_size,
+            kv_dtype=str(shape.dtype).removeprefix("torch."),
+            budget_tokens=self._credits.budget,
+            pid=self._pid,
+        )
+
+    def _heartbeat(self) -> PrefillServiceSessionResponse:
+        return PrefillServiceSessionResponse(
+            heartbeat=prefill_service_pb2.PrefillWorkerHeartbeat(
+                num_free_blocks=self._engine.pool.num_free,
+                num_running=self._engine.scheduler.num_running,
+                num_waiting=self._engine.scheduler.num_waiting,
+            )
+        )

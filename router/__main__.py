@@ -1,0 +1,97 @@
+"""`python -m router`: runs one router until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from functools import partial
+
+from baton.config import load_config
+from baton.identity import Identity
+from baton.logs import configure_logging
+from baton.models import ModelDir
+from baton.process import run, run_until, write_ready_file
+from baton.registry import RedisRegistry
+from baton.rpc_server import Registration, RpcServer
+from baton.telemetry import configure_tracing, shutdown_tracing
+from baton.v1 import common_pb2
+from baton.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
+from baton.v1.inference_service_pb2_grpc import add_InferenceServiceServicer_to_server
+from router.admin import RouterAdminServicer
+from router.buckets import BucketQueue
+from router.config import RouterConfig
+from router.dial import dial_decode, dial_prefill
+from router.dispatcher import Dispatcher, Ticket
+from router.fleet import Fleet
+from router.service import InferenceServicer
+
+
+async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
+    """Serves requests and follows the registry until stop is set."""
+    model = ModelDir.open(config.model)
+    rng = random.SystemRandom()
+    identity = Identity.draw(config.name, common_pb2.ROLE_ROUTER, model.fingerprint(), rng)
+    queue: BucketQueue[Ticket] = BucketQueue(
+        config.bucket_edges, max_items=config.max_queue, max_skip_s=config.max_skip_s
+    )
+    dispatcher = Dispatcher(queue, grace_s=config.resume_wait_s)
+    async with RedisRegistry(config.redis_url, config.namespace) as registry:
+        fleet = Fleet(
+            registry=registry,
+            identity=identity,
+            dial_prefill=dial_prefill,
+            dial_decode=dial_decode,
+            rng=rng,
+            on_change=dispatcher.kick,
+        )
+        dispatcher.attach(fleet)
+        inference = InferenceServicer(
+            config=config, model=model, queue=queue, dispatcher=dispatcher, fleet=fleet, rng=rng
+        )
+        admin = RouterAdminServicer(
+            config=config, model=model.name, queue=queue, fleet=fleet, inference=inference
+        )
+        await _run(config, stop, fleet, inference, admin)
+    dispatcher.close()
+
+
+async def _run(
+    config: RouterConfig,
+    stop: asyncio.Event,
+    fleet: Fleet,
+    inference: InferenceServicer,
+    admin: RouterAdminServicer,
+) -> None:
+    public = Registration(
+        name="baton.v1.InferenceService", add=partial(add_InferenceServiceServicer_to_server, inference)
+    )
+    private = Registration(
+        name="baton.v1.AdminService", add=partial(add_AdminServiceServicer_to_server, admin)
+    )
+    async with (
+        await RpcServer.start([public], host=config.host, port=config.port) as server,
+        await RpcServer.start([private], host=config.host, port=config.admin_port) as admin_server,
+    ):
+        await server.set_serving(True)
+        await admin_server.set_serving(True)
+        write_ready_file(
+            config.ready_file, address=server.address, admin_address=admin_server.address, pid=os.getpid()
+        )
+        await run_until(stop, fleet.run(), drain=partial(server.stop, config.drain_s))
+
+
+def main() -> int:
+    """Entry point."""
+    config = load_config(RouterConfig, section="router", argv=sys.argv[1:], environ=os.environ)
+    configure_logging(config.name, config.log_level)
+    configure_tracing("baton-router", config.name, config.trace_file or None)
+    try:
+        return run(partial(serve, config))
+    finally:
+        shutdown_tracing()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The router's admin service: its ledger and its view of the cluster."""
+
+from __future__ import annotations
+
+from baton.v1 import admin_service_pb2, common_pb2
+from baton.v1.admin_service_pb2_grpc import AdminServiceServicer
+from router.buckets import BucketQueue
+from router.config import RouterConfig
+from router.dispatcher import Ticket
+from router.fleet import Fleet
+from router.prefill_link import PrefillLink
+from router.service import InferenceServicer
+
+
+class RouterAdminServicer(AdminServiceServicer):
+    """Answers operators' questions about one router."""
+
+    def __init__(
+        self,
+        *,
+        config: RouterConfig,
+        model: str,
+        queue: BucketQueue[Ticket],
+        fleet: Fleet,
+        inference: InferenceServicer,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._queue = queue
+        self._fleet = fleet
+        self._inference = inference
+
+    async def GetLedger(  # noqa: N802 - gRPC name
+        self, request: admin_service_pb2.GetLedgerRequest, context: object
+    ) -> admin_service_pb2.GetLedgerResponse:
+        """What this router holds for requests."""
+        del request, context
+        links = self._fleet.links
+        counts = {
+            "requests": self._inference.num_requests,
+            "queued": len(self._queue),
+            "attempts": sum(link.num_attempts for link in links),
+            "credit_spent_tokens": sum(link.spent for link in links if isinstance(link, PrefillLink)),
+        }
+        return admin_service_pb2.GetLedgerResponse(
+            name=self._config.name, role=common_pb2.ROLE_ROUTER, counts=counts
+        )
+
+    async def GetClusterStatus(  # noqa: N802 - gRPC name
+        self, request: admin_service_pb2.GetClusterStatusRequest, context: object
+    ) -> admin_service_pb2.GetClusterStatusResponse:
+        """Workers, buckets and requests as this router sees them."""
+        del request, context
+        buckets = [
+            admin_service_pb2.BucketStatus(
+                label=label,
+                num_waiting=self._queue.num_waiting(index),
+                num_waiting_tokens=self._queue.num_waiting_tokens(index),
+                num_dispatched=self._queue.num_dispatched[index],
+            )
+            for index, label in enumerate(self._queue.labels)
+        ]
+        return admin_service_pb2.GetClusterStatusResponse(
+            router=self._config.name,
+            model=self._model,
+            workers=[link.status() for link in self._fleet.links],
+            buckets=buckets,
+            num_requests=self._inference.num_requests,
+            dashboard_url=self._config.dashboard_url,
+        )

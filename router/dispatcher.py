@@ -1,0 +1,155 @@
+"""Binds waiting requests to workers, late: only when a prefill worker has granted
+credit and a decode worker has blocks.
+
+Runs synchronously whenever something changed; it owns no task. While a role has
+no worker at all, waiting requests are kept for a short grace and then fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from baton.errors import Unavailable
+from router.buckets import BucketQueue, Waiting
+from router.decode_link import DecodeLink
+from router.fleet import Fleet
+from router.prefill_link import PrefillLink
+
+RETRY_WITHOUT_WORKERS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Where an attempt runs. Credit is spent and blocks are counted until undone or used."""
+
+    attempt_id: bytes
+    prefill: PrefillLink
+    cost: int
+    decode: DecodeLink
+
+    def undo(self) -> None:
+        """Gives the credit back; for an attempt that never reached the prefill worker."""
+        self.prefill.give_back(self.cost)
+        self.decode.detach(self.attempt_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ticket:
+    """An attempt that waits: its prompt and the tokens whose KV it may ever store."""
+
+    attempt_id: bytes
+    num_tokens: int
+    kv_tokens: int
+    assigned: asyncio.Future[Assignment]
+
+
+class Dispatcher:
+    """Gives waiting attempts their workers.
+
+    queue: the waiting attempts.
+    grace_s: how long they are kept while a role has no worker, in seconds.
+    """
+
+    def __init__(self, queue: BucketQueue[Ticket], *, grace_s: float) -> None:
+        self._queue = queue
+        self._grace_s = grace_s
+        self._fleet: Fleet | None = None
+        self._give_up: asyncio.TimerHandle | None = None
+        self._is_down = True
+
+    def attach(self, fleet: Fleet) -> None:
+        """Names the workers to assign to; kick() does nothing before."""
+        self._fleet = fleet
+
+    async def assign(
+        self, attempt_id: bytes, num_tokens: int, kv_tokens: int, *, enqueued_at: float, is_new: bool
+    ) -> Assignment:
+        """Waits in the queue for workers.
+
+        enqueued_at: when the request first came, in loop seconds; its place in
+            line follows from it, also on a second attempt.
+        is_new: whether the queue's bound applies.
+        Raises Overloaded when the queue is full, Unavailable when a role has had
+        no worker for the grace time.
+        """
+        loop = asyncio.get_running_loop()
+        ticket = Ticket(
+            attempt_id=attempt_id, num_tokens=num_tokens, kv_tokens=kv_tokens, assigned=loop.create_future()
+        )
+        item = self._queue.push(ticket, num_tokens, enqueued_at, is_new=is_new)
+        self.kick()
+        try:
+            return await ticket.assigned
+        except asyncio.CancelledError:
+            if not self._queue.remove(item) and ticket.assigned.done() and not ticket.assigned.cancelled():
+                ticket.assigned.result().undo()
+            raise
+
+    def kick(self) -> None:
+        """Assigns whatever fits now. To be called whenever capacity may have changed."""
+        if self._fleet is None:
+            return
+        self._watch_roles(self._fleet.is_complete)
+        now = asyncio.get_running_loop().time()
+        while (item := self._queue.pop(self._fits, now)) is not None:
+            self._place(item.value)
+
+    def close(self) -> None:
+        """Cancels the timer."""
+        if self._give_up is not None:
+            self._give_up.cancel()
+
+    def _fits(self, item: Waiting[Ticket]) -> bool:
+        ticket = item.value
+        if ticket.assigned.cancelled():
+            # Its owner has not had its turn yet to take it out; pop it now, place it nowhere.
+            return True
+        return self._prefill_for(ticket) is not None and self._decode_for(ticket) is not None
+
+    def _place(self, ticket: Ticket) -> None:
+        if ticket.assigned.cancelled():
+            return
+        prefill, decode = self._prefill_for(ticket), self._decode_for(ticket)
+        assert prefill is not None
+        assert decode is not None
+        decode.hold(ticket.attempt_id, ticket.kv_tokens)
+        cost = prefill.take(ticket.num_tokens)
+        ticket.assigned.set_result(
+            Assignment(attempt_id=ticket.attempt_id, prefill=prefill, cost=cost, decode=decode)
+        )
+
+    def _prefill_for(self, ticket: Ticket) -> PrefillLink | None:
+        assert self._fleet is not None
+        able = [link for link in self._fleet.prefill_links() if link.can_take(ticket.num_tokens)]
+        return max(able, key=lambda link: (link.credit, -link.num_attempts), default=None)
+
+    def _decode_for(self, ticket: Ticket) -> DecodeLink | None:
+        assert self._fleet is not None
+        able = [link for link in self._fleet.decode_links() if link.can_take(ticket.kv_tokens)]
+        return max(able, key=lambda link: (link.num_free_blocks, -link.num_attempts), default=None)
+
+    def _watch_roles(self, is_complete: bool) -> None:
+        if is_complete:
+            self._is_down = False
+            self.close()
+            self._give_up = None
+        elif self._is_down:
+            self._fail_all()
+        elif self._give_up is None:
+            self._give_up = asyncio.get_running_loop().call_later(self._grace_s, self._declare_down)
+
+    def _declare_down(self) -> None:
+        self._give_up = None
+        self._is_down = True
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        for item in self._queue.drain():
+            if not item.value.assigned.done():
+                item.value.assigned.set_exception(
+                    Unavailable(
+                        "no prefill worker or no decode worker is connected",
+                        retry_after_s=RETRY_WITHOUT_WORKERS_S,
+                    )
+                )

@@ -1,0 +1,105 @@
+"""The workers a router knows: one link per incarnation, fed by the registry.
+
+The registry only ever adds candidates. A link ends when its session does; it is
+dialled again, with growing and jittered pauses, for as long as the registry
+still announces that incarnation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from baton.identity import Identity
+from baton.logs import get_logger
+from baton.ports import Registry, WorkerInfo
+from router.decode_link import DecodeLink
+from router.link import WorkerLink
+from router.prefill_link import PrefillLink
+
+log = get_logger(__name__)
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+
+
+class Fleet:
+    """Links to all announced workers.
+
+    dial_prefill, dial_decode: open a session with a worker of that role.
+    on_change: called whenever a worker's capacity or state may have changed.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        identity: Identity,
+        dial_prefill: Any,
+        dial_decode: Any,
+        rng: random.Random,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._registry = registry
+        self._identity = identity
+        self._dial_prefill = dial_prefill
+        self._dial_decode = dial_decode
+        self._rng = rng
+        self._on_change = on_change
+        self._announced: dict[int, WorkerInfo] = {}
+        self._links: dict[int, WorkerLink[Any, Any]] = {}
+
+    @property
+    def links(self) -> list[WorkerLink[Any, Any]]:
+        """All links, by name."""
+        return sorted(self._links.values(), key=lambda link: link.name)
+
+    def prefill_links(self) -> Iterator[PrefillLink]:
+        """Prefill workers that take requests."""
+        return (link for link in self._links.values() if isinstance(link, PrefillLink) and link.is_ready)
+
+    def decode_links(self) -> Iterator[DecodeLink]:
+        """Decode workers that take requests."""
+        return (link for link in self._links.values() if isinstance(link, DecodeLink) and link.is_ready)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is at least one worker of each role."""
+        return any(True for _ in self.prefill_links()) and any(True for _ in self.decode_links())
+
+    async def run(self) -> None:
+        """Follows the registry until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            async for infos in self._registry.watch():
+                self._announced = {info.incarnation: info for info in infos}
+                for info in infos:
+                    link = self._links.get(info.incarnation)
+                    if link is None:
+                        self._links[info.incarnation] = self._new_link(info)
+                        group.create_task(self._hold(info.incarnation), name=f"link-{info.name}")
+                    elif link.info != info:
+                        link.info = info
+                        self._on_change()
+
+    async def _hold(self, incarnation: int) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            link = self._links[incarnation]
+            await link.run()
+            if link.state == "refused" or incarnation not in self._announced:
+                break
+            await asyncio.sleep(self._rng.uniform(0, pause_s))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            if incarnation not in self._announced:
+                break
+            self._links[incarnation] = self._new_link(self._announced[incarnation])
+        if link.state != "refused":
+            del self._links[incarnation]
+            log.info("worker forgotten", worker=link.name)
+
+    def _new_link(self, info: WorkerInfo) -> WorkerLink[Any, Any]:
+        if info.role == "prefill":
+            return PrefillLink(info, self._identity, self._dial_prefill, self._on_change)
+        return DecodeLink(info, self._identity, self._dial_decode, self._on_change)

@@ -1,0 +1,253 @@
+"""One request's drive: queue, reserve, prefill, decode, and again if a worker fails.
+
+A request is its tokens. An attempt that fails leaves the tokens it delivered;
+the next attempt sends them along with the prompt and goes on where they end.
+Tokens are deduplicated by index, so none is ever repeated or skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    KvTransferFailed,
+    Overloaded,
+    Unavailable,
+    from_failure,
+)
+from baton.limits import Limits
+from baton.logs import get_logger
+from baton.telemetry import Span, start_span
+from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
+from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest
+from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest
+from router.config import RouterConfig
+from router.dispatcher import Assignment, Dispatcher
+from router.events import Inbox, LinkLost
+from router.fleet import Fleet
+from router.request import GenerationRequest
+from router.timeline import Timeline
+from router.token_stream import TokenStream
+
+log = get_logger(__name__)
+
+
+class Generation:
+    """One request from admission to its last token.
+
+    request: validated.
+    stream: where tokens go.
+    span: parent of every span of this request.
+    rng: source of attempt ids.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        *,
+        config: RouterConfig,
+        dispatcher: Dispatcher,
+        fleet: Fleet,
+        limits: Limits,
+        stream: TokenStream,
+        timeline: Timeline,
+        span: Span,
+        rng: random.Random,
+    ) -> None:
+        self.request = request
+        self.token_ids: list[int] = []
+        self.finish_reason = common_pb2.FINISH_REASON_UNSPECIFIED
+        self._config = config
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._limits = limits
+        self._stream = stream
+        self._timeline = timeline
+        self._span = span
+        self._rng = rng
+
+    async def run(self) -> None:
+        """Runs to the last token; raises the error the client is to see."""
+        try:
+            self._check_fits()
+            async with asyncio.timeout_at(self.request.deadline_at):
+                await self._run_attempts()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the deadline passed after {len(self.token_ids)} of at most "
+                f"{self.request.params.max_tokens} tokens"
+            ) from None
+        finally:
+            self._stream.end()
+
+    async def _run_attempts(self) -> None:
+        while True:
+            try:
+                return await self._attempt()
+            except Overloaded as refusal:
+                if not self._timeline.was_dispatched:
+                    raise
+                # The decode worker's blocks went to somebody else: back into the queue.
+                await asyncio.sleep(refusal.retry_after_s or 0.1)
+            except Unavailable as error:
+                log.info("attempt failed", request_id=self.request.request_id, code=error.code, reason=error.message)
+                self._timeline.num_attempts += 1
+                if self._timeline.num_attempts > self._config.max_attempts:
+                    raise
+
+    async def _attempt(self) -> None:
+        inbox = Inbox(self._rng.randbytes(16))
+        assignment = await self._queue(inbox.attempt_id)
+        with self._held(assignment, inbox):
+            lease = await self._reserve(assignment, inbox)
+            self._send_prefill(assignment, inbox, lease)
+            await self._follow(assignment, inbox)
+
+    async def _queue(self, attempt_id: bytes) -> Assignment:
+        num_tokens = len(self.request.prompt_token_ids) + len(self.token_ids)
+        span = start_span(
+            "QUEUED", parent=self._span.traceparent, attributes={"baton.num_tokens": num_tokens}
+        )
+        try:
+            assignment = await self._dispatcher.assign(
+                attempt_id,
+                num_tokens,
+                self._kv_tokens,
+                enqueued_at=self.request.arrived_at,
+                is_new=not self._timeline.was_dispatched,
+            )
+        except BatonError as error:
+            span.fail(error)
+            raise
+        finally:
+            span.end()
+        self._timeline.dispatched(assignment.prefill.name, assignment.decode.name)
+        return assignment
+
+    @contextmanager
+    def _held(self, assignment: Assignment, inbox: Inbox) -> Iterator[None]:
+        """Whatever happens inside, the attempt ends at both workers and its late events are dropped."""
+        try:
+            yield
+        finally:
+            inbox.close()
+            assignment.prefill.detach(inbox.attempt_id)
+            assignment.decode.detach(inbox.attempt_id)
+
+    async def _reserve(self, assignment: Assignment, inbox: Inbox) -> decode_service_pb2.Lease:
+        try:
+            assignment.decode.attach(inbox)
+            command = decode_service_pb2.ReserveCommand(
+                attempt_id=inbox.attempt_id, sequence=self._sequence()
+            )
+            assignment.decode.send(DecodeServiceSessionRequest(reserve=command))
+            async with asyncio.timeout(self._config.reserve_timeout_s):
+                result = await inbox.get()
+            if isinstance(result, LinkLost):
+                raise result.error
+            if not isinstance(result, decode_service_pb2.ReserveResult):
+                raise InternalError(f"{assignment.decode.name} answered a reservation out of turn")
+            if result.HasField("refusal"):
+                raise from_failure(result.refusal.failure)
+        except BaseException as error:
+            assignment.prefill.give_back(assignment.cost)
+            if isinstance(error, TimeoutError):
+                raise Unavailable(f"{assignment.decode.name} did not answer a reservation in time") from None
+            raise
+        self._timeline.reserved()
+        return result.lease
+
+    def _send_prefill(
+        self, assignment: Assignment, inbox: Inbox, lease: decode_service_pb2.Lease
+    ) -> None:
+        decode = assignment.decode
+        target = prefill_service_pb2.TransferTarget(
+            lease_id=lease.lease_id,
+            worker=decode.name,
+            incarnation=decode.info.incarnation,
+            address=decode.transfer_address,
+            num_held_tokens=lease.num_held_tokens,
+        )
+        command = prefill_service_pb2.PrefillCommand(
+            attempt_id=inbox.attempt_id,
+            sequence=self._sequence(),
+            target=target,
+            cost_tokens=assignment.cost,
+        )
+        assignment.prefill.attach(inbox)
+        assignment.prefill.send(PrefillServiceSessionRequest(prefill=command))
+
+    async def _follow(self, assignment: Assignment, inbox: Inbox) -> None:
+        """Handles events until both legs are done; raises what ends the attempt."""
+        committed = prefill_done = False
+        while not (self.finish_reason and prefill_done):
+            match await inbox.get():
+                case common_pb2.TokenEvent() as event:
+                    self._deliver(event)
+                case prefill_service_pb2.PrefillEnded() as event:
+                    prefill_done = True
+                    self._timeline.prefill_ended(event)
+                    if event.HasField("failure") and not committed:
+                        self._prefill_failed(assignment, inbox, from_failure(event.failure))
+                case decode_service_pb2.LeaseOutcome() as event:
+                    if not event.HasField("committed"):
+                        raise KvTransferFailed(f"the lease at {assignment.decode.name} is gone")
+                    committed = True
+                case decode_service_pb2.DecodeFailed() as event:
+                    raise from_failure(event.failure)
+                case LinkLost(role=common_pb2.ROLE_PREFILL) as event:
+                    prefill_done = True
+                    if not committed:
+                        self._prefill_failed(assignment, inbox, event.error)
+                case LinkLost() as event:
+                    raise event.error
+
+    def _prefill_failed(self, assignment: Assignment, inbox: Inbox, error: BatonError) -> None:
+        """Before the commit is known of, only the decode worker can tell whether it happened."""
+        if not isinstance(error, Unavailable):
+            raise error
+        self._abort_if_uncommitted(assignment, inbox)
+
+    def _abort_if_uncommitted(self, assignment: Assignment, inbox: Inbox) -> None:
+        command = decode_service_pb2.AbortIfUncommittedCommand(attempt_id=inbox.attempt_id)
+        assignment.decode.send(DecodeServiceSessionRequest(abort_if_uncommitted=command))
+
+    def _deliver(self, event: common_pb2.TokenEvent) -> None:
+        known = len(self.token_ids) - event.start_index
+        if known < 0:
+            raise InternalError(f"token {len(self.token_ids)} is missing: got {event.start_index} instead")
+        token_ids = list(event.token_ids)[known:]
+        if not token_ids:
+            return
+        self.token_ids += token_ids
+        self._timeline.tokens_arrived(len(token_ids))
+        self._stream.push(token_ids, list(event.logprobs)[known:])
+        self.finish_reason = event.finish_reason
+
+    @property
+    def _kv_tokens(self) -> int:
+        return self._limits.kv_tokens(len(self.request.prompt_token_ids), self.request.params.max_tokens)
+
+    def _check_fits(self) -> None:
+        """Raises InvalidRequest for a request that no connected decode worker could ever hold."""
+        links = list(self._fleet.decode_links())
+        if links and not any(link.can_ever_take(self._kv_tokens) for link in links):
+            raise InvalidRequest(
+                f"prompt and max_tokens need room for {self._kv_tokens} tokens; no decode worker's KV cache "
+                "holds that many. Lower max_tokens, shorten the prompt, or raise kv_cache_bytes",
+                field="max_tokens",
+            )
+
+    def _sequence(self) -> common_pb2.Sequence:
+        deadline_at = self.request.deadline_at
+        remaining_ms = 0
+        if deadline_at is not None:
+            remaining_ms = max(1, round(1000 * (deadline_at - asyncio.get_running_loop().time())))
+        return self.request.sequence(self.token_ids, remaining_ms, self._span.traceparent)

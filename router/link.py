@@ -1,0 +1,153 @@
+"""One worker as the router knows it: dialling, Hello, heartbeats, and the end of it all.
+
+Owns the session and the attempts in flight on it. Subclasses know the messages
+of their role; this class knows that a session ends in exactly one way: every
+attempt on it hears LinkLost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import ClassVar, Generic, TypeVar
+
+from baton.errors import BatonError, IncompatiblePeer, PeerLost
+from baton.logs import get_logger
+from baton.identity import Identity
+from baton.ports import WorkerInfo
+from baton.sessions import StreamSession, converse, first_message
+from baton.v1 import admin_service_pb2, common_pb2
+from router.events import Event, Inbox, LinkLost
+
+SendT = TypeVar("SendT")
+RecvT = TypeVar("RecvT")
+
+log = get_logger(__name__)
+
+
+class WorkerLink(ABC, Generic[SendT, RecvT]):
+    """The router's end of one worker's session.
+
+    info: the worker, from the registry.
+    identity: this router.
+    dial: opens a session with the worker.
+    on_change: called whenever capacity may have changed.
+    """
+
+    role: ClassVar[common_pb2.Role]
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        identity: Identity,
+        dial: Callable[[WorkerInfo], AbstractAsyncContextManager[StreamSession[SendT, RecvT]]],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.info = info
+        self.state = "connecting"
+        self.reason = ""
+        self._identity = identity
+        self._dial = dial
+        self._on_change = on_change
+        self._session: StreamSession[SendT, RecvT] | None = None
+        self._inboxes: dict[bytes, Inbox] = {}
+
+    @property
+    def name(self) -> str:
+        """Name of the worker."""
+        return self.info.name
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker takes new requests."""
+        return self.state == "ready" and not self.info.draining
+
+    @property
+    def num_attempts(self) -> int:
+        """Attempts of this router in flight at the worker."""
+        return len(self._inboxes)
+
+    def send(self, message: SendT) -> None:
+        """Sends a command; raises PeerLost if there is no session."""
+        if self._session is None:
+            raise PeerLost(f"{self.name} is not connected")
+        self._session.send(message)
+
+    def attach(self, inbox: Inbox) -> None:
+        """Lets an attempt hear this worker's events; raises PeerLost if there is no session."""
+        if self._session is None:
+            raise PeerLost(f"{self.name} is not connected")
+        self._inboxes[inbox.attempt_id] = inbox
+
+    def detach(self, attempt_id: bytes) -> None:
+        """Ends the attempt here and tells the worker, if it is still there. Idempotent."""
+        if self._inboxes.pop(attempt_id, None) is None or self._session is None:
+            return
+        # A session that ended has ended its attempts at the worker as well.
+        with suppress(PeerLost):
+            self._session.send(self._cancel_message(attempt_id))
+
+    async def run(self) -> None:
+        """Holds one session from dial to loss. Returns when it is over; raises only on defects."""
+        try:
+            await self._hold_session()
+        except IncompatiblePeer as error:
+            self.state, self.reason = "refused", error.message
+            log.warning("worker refused", worker=self.name, field=error.field, reason=error.message)
+        except BatonError as error:
+            self.state, self.reason = "lost", error.message
+            log.warning("worker lost", worker=self.name, reason=self.reason)
+        finally:
+            self._lose()
+
+    async def _hold_session(self) -> None:
+        async with self._dial(self.info) as session:
+            session.send(self._hello_message())
+            incoming = aiter(session)
+            self._check(self._read_hello(await first_message(incoming, self.name)))
+            self._read_capacity(await first_message(incoming, self.name))
+            self._session, self.state = session, "ready"
+            log.info("worker ready", worker=self.name, incarnation=f"{self.info.incarnation:016x}")
+            self._on_change()
+            await converse(session, incoming, self._receive, self._heartbeat_message)
+
+    def _check(self, hello: common_pb2.Hello) -> None:
+        if hello.incarnation != self.info.incarnation:
+            raise PeerLost(f"{self.name} has restarted since it registered")
+        self._identity.check(hello)
+
+    def _lose(self) -> None:
+        self._session = None
+        inboxes, self._inboxes = self._inboxes, {}
+        error = PeerLost(f"{self.name} was lost: {self.reason or 'the router is stopping'}")
+        for inbox in inboxes.values():
+            inbox.put(LinkLost(self.role, error))
+        self._on_change()
+
+    def _deliver(self, attempt_id: bytes, event: Event) -> None:
+        inbox = self._inboxes.get(attempt_id)
+        if inbox is not None:
+            inbox.put(event)
+
+    @abstractmethod
+    def status(self) -> admin_service_pb2.WorkerStatus:
+        """The worker as `baton status` shows it."""
+
+    @abstractmethod
+    def _hello_message(self) -> SendT: ...
+
+    @abstractmethod
+    def _read_hello(self, message: RecvT) -> common_pb2.Hello: ...
+
+    @abstractmethod
+    def _read_capacity(self, message: RecvT) -> None: ...
+
+    @abstractmethod
+    def _heartbeat_message(self) -> SendT: ...
+
+    @abstractmethod
+    def _cancel_message(self, attempt_id: bytes) -> SendT: ...
+
+    @abstractmethod
+    def _receive(self, message: RecvT) -> None: ...

@@ -1,0 +1,117 @@
+"""A prefill worker as the router knows it: its credit and the attempts it computes."""
+
+from __future__ import annotations
+
+from baton.errors import PeerLost
+from baton.v1 import admin_service_pb2, common_pb2, prefill_service_pb2
+from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
+from router.link import WorkerLink
+
+_EMPTY = prefill_service_pb2.PrefillCapacity()
+
+
+class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSessionResponse]):
+    """The router's end of one prefill worker's session.
+
+    Credit is counted in tokens: `credit` is what may be spent now, `spent` what
+    commands in flight hold until the worker grants it again. Both die with the
+    session, because the link does.
+    """
+
+    role = common_pb2.ROLE_PREFILL
+    credit = 0
+    spent = 0
+    _capacity = _EMPTY
+    _load = prefill_service_pb2.PrefillWorkerHeartbeat()
+
+    def cost(self, num_tokens: int) -> int:
+        """Credit a prompt costs here: its tokens, or all there ever is if that is less."""
+        return min(num_tokens, self.credit + self.spent)
+
+    def can_take(self, num_tokens: int) -> bool:
+        """Whether there is credit for a prompt of that length now."""
+        return self.is_ready and 0 < self.cost(num_tokens) <= self.credit
+
+    def take(self, num_tokens: int) -> int:
+        """Spends credit for a prompt and returns its cost."""
+        cost = self.cost(num_tokens)
+        self.credit -= cost
+        self.spent += cost
+        return cost
+
+    def give_back(self, cost: int) -> None:
+        """Undoes take() for a prompt that was never sent."""
+        self.credit += cost
+        self.spent -= cost
+        self._on_change()
+
+    def status(self) -> admin_service_pb2.WorkerStatus:
+        """The worker as `baton status` shows it."""
+        return admin_service_pb2.WorkerStatus(
+            name=self.name,
+            role=self.role,
+            address=self.info.address,
+            state=self.state,
+            reason=self.reason,
+            num_free_blocks=self._load.num_free_blocks,
+            num_blocks=self._capacity.num_blocks,
+            block_size=self._capacity.block_size,
+            num_running=self._load.num_running,
+            num_waiting=self._load.num_waiting,
+            credit_tokens=self.credit,
+            num_attempts=self.num_attempts,
+            kv_dtype=self._capacity.kv_dtype,
+            pid=self._capacity.pid,
+        )
+
+    def _hello_message(self) -> PrefillServiceSessionRequest:
+        return PrefillServiceSessionRequest(hello=self._identity.hello())
+
+    def _read_hello(self, message: PrefillServiceSessionResponse) -> common_pb2.Hello:
+        if message.WhichOneof("message") != "hello":
+            raise PeerLost(f"{self.name} did not begin with Hello")
+        return message.hello
+
+    def _read_capacity(self, message: PrefillServiceSessionResponse) -> None:
+        if message.WhichOneof("message") != "capacity":
+            raise PeerLost(f"{self.name} did not state its capacity")
+        self._capacity = message.capacity
+        self._load = prefill_service_pb2.PrefillWorkerHeartbeat(num_free_blocks=message.capacity.num_blocks)
+
+    def _heartbeat_message(self) -> PrefillServiceSessionRequest:
+        return PrefillServiceSessionRequest(heartbeat=prefill_service_pb2.PrefillRouterHeartbeat())
+
+    def _cancel_message(self, attempt_id: bytes) -> PrefillServiceSessionRequest:
+        return PrefillServiceSessionRequest(
+            cancel=prefill_service_pb2.CancelCommand(attempt_id=attempt_id)
+        )
+
+    def _receive(self, message: PrefillServiceSessionResponse) -> None:
+        match message.WhichOneof("message"):
+            case "token":
+                self._deliver(message.token.attempt_id, message.token)
+            case "ended":
+                self._deliver(message.ended.attempt_id, message.ended)
+                self._inboxes.pop(message.ended.attempt_id, None)
+            case "credit_grant":
+                self._grant(message.credit_grant.tokens)
+            case "credit_reclaim":
+                self._return_credit(message.credit_reclaim.tokens)
+            case "heartbeat":
+                self._load = message.heartbeat
+            case other:
+                raise PeerLost(f"{self.name} sent {other or 'an unknown message'} in mid-session")
+
+    def _grant(self, tokens: int) -> None:
+        self.credit += tokens
+        self.spent = max(0, self.spent - tokens)
+        self._on_change()
+
+    def _return_credit(self, tokens: int) -> None:
+        returned = min(tokens, self.credit)
+        self.credit -= returned
+        self.send(
+            PrefillServiceSessionRequest(
+                credit_return=prefill_service_pb2.CreditReturn(tokens=returned)
+            )
+        )

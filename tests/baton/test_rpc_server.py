@@ -1,0 +1,281 @@
+"""Real loopback servers: errors of all four call kinds, health, reflection, a taken port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from baton.errors import BatonError, ConfigError, InternalError, InvalidRequest, Overloaded
+from baton.rpc import MAX_MESSAGE_BYTES, open_channel, translate
+from baton.rpc_server import Registration, RpcServer
+
+NAME = "baton.test.Echo"
+KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+Context = grpc.aio.ServicerContext
+
+
+class Echo:
+    """Answers bytes with the same bytes; some inputs make it fail."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def answer(self, message: bytes, context: Context) -> bytes:
+        match message:
+            case b"overloaded":
+                context.set_trailing_metadata((("request-id", "r1"),))
+                raise Overloaded("queue full", field="queue", retry_after_s=0.25)
+            case b"defect":
+                raise RuntimeError("the prompt was: tell me a secret")
+            case b"abort":
+                await context.abort(grpc.StatusCode.OUT_OF_RANGE, "own words")
+            case b"forever":
+                await self._forever()
+        return message
+
+    async def _forever(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def unary_unary(self, request: bytes, context: Context) -> bytes:
+        return await self.answer(request, context)
+
+    async def stream_unary(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
+        return b"".join([await self.answer(request, context) async for request in requests])
+
+    async def unary_stream(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        try:
+            yield b"first"
+            yield await self.answer(request, context)
+        finally:
+            self.closed.set()
+
+    async def stream_stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield await self.answer(request, context)
+
+    async def writing(self, request: bytes, context: Context) -> None:
+        await context.write(b"first")
+        await context.write(await self.answer(request, context))
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        handlers = {kind: getattr(grpc, f"{kind}_rpc_method_handler")(getattr(self, kind)) for kind in KINDS}
+        handlers["writing"] = grpc.unary_stream_rpc_method_handler(self.writing)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
+
+
+class Caller:
+    """Calls any kind the same way: bytes in, a list of bytes out, BatonError on failure."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+
+    def start(self, kind: str, message: bytes) -> grpc.aio.Call:
+        shape = "unary_stream" if kind == "writing" else kind
+        method = getattr(self.channel, shape)(f"/{NAME}/{kind}")
+        return method(iter([message]) if shape.startswith("stream") else message)
+
+    async def __call__(self, kind: str, message: bytes) -> list[bytes]:
+        call = self.start(kind, message)
+        try:
+            if kind.endswith("unary"):
+                return [await call]
+            return [response async for response in call]
+        except grpc.aio.AioRpcError as error:
+            raise translate(error) from error
+
+
+@asynccontextmanager
+async def serving(echo: Echo) -> AsyncIterator[tuple[RpcServer, Caller]]:
+    async with (
+        await RpcServer.start([Registration(name=NAME, add=echo.add_to)]) as server,
+        open_channel(server.address) as channel,
+    ):
+        yield server, Caller(channel)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_answers_pass_unchanged(kind: str) -> None:
+    async with serving(Echo()) as (_, call):
+        assert (await call(kind, b"hello"))[-1] == b"hello"
+
+
+async def test_a_handler_may_write_instead_of_yield() -> None:
+    async with serving(Echo()) as (_, call):
+        assert await call("writing", b"hello") == [b"first", b"hello"]
+        with pytest.raises(Overloaded):
+            await call("writing", b"overloaded")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_error_arrives_as_it_was_raised(kind: str) -> None:
+    async with serving(Echo()) as (_, call):
+        with pytest.raises(Overloaded) as caught:
+            await call(kind, b"overloaded")
+    assert (caught.value.message, caught.value.field) == ("queue full", "queue")
+    assert caught.value.retry_after_s == 0.25
+
+
+async def test_an_error_keeps_the_metadata_that_the_handler_set() -> None:
+    async with serving(Echo()) as (_, call):
+        with pytest.raises(Overloaded) as caught:
+            await call("unary_unary", b"overloaded")
+    assert ("request-id", "r1") in list(caught.value.__cause__.trailing_metadata())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_defect_tells_the_client_an_id_and_the_log_the_rest(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(Echo()) as (_, call):
+        with pytest.raises(InternalError) as caught:
+            await call(kind, b"defect")
+    record = next(record for record in caplog.records if record.name == "baton.rpc_server")
+    assert "secret" not in caught.value.message
+    assert record.msg["error_id"] in caught.value.message
+    assert record.msg["method"] == f"/{NAME}/{kind}"
+    assert "tell me a secret" in str(record.msg["exc_info"])
+
+
+async def test_a_handlers_own_abort_is_left_alone() -> None:
+    async with serving(Echo()) as (_, call):
+        with pytest.raises(InvalidRequest, match="own words") as caught:
+            await call("unary_unary", b"abort")
+    assert caught.value.__cause__.code() is grpc.StatusCode.OUT_OF_RANGE
+
+
+async def test_an_unknown_method_is_unimplemented() -> None:
+    async with serving(Echo()) as (_, call):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.channel.unary_unary(f"/{NAME}/Nothing")(b"")
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_cancelled_call_cancels_its_handler_without_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    echo = Echo()
+    async with serving(echo) as (_, call):
+        running = call.start("unary_stream", b"forever")
+        assert await running.read() == b"first"
+        running.cancel()
+        await asyncio.wait_for(echo.cancelled.wait(), 5)
+        await asyncio.wait_for(echo.closed.wait(), 5)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_generator_whose_client_does_not_read_is_closed_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    closed = asyncio.Event()
+
+    class Flood(Echo):
+        async def unary_stream(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield bytes(65536)
+            finally:
+                closed.set()
+
+    async with serving(Flood()) as (_, call):
+        running = call.start("unary_stream", b"")
+        await running.read()
+        running.cancel()
+        await asyncio.wait_for(closed.wait(), 5)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_message_of_the_stated_size_passes_and_a_larger_one_is_refused() -> None:
+    async with serving(Echo()) as (_, call):
+        assert len((await call("unary_unary", bytes(MAX_MESSAGE_BYTES)))[0]) == MAX_MESSAGE_BYTES
+        with pytest.raises(InvalidRequest, match="larger than max"):
+            await call("unary_unary", bytes(MAX_MESSAGE_BYTES + 1))
+
+
+async def test_a_stopped_server_is_unavailable() -> None:
+    async with serving(Echo()) as (server, call):
+        await server.stop()
+        with pytest.raises(BatonError) as caught:
+            await call("unary_unary", b"")
+    assert caught.value.code == "UNAVAILABLE"
+
+
+async def check(stub: health_pb2_grpc.HealthStub, service: str) -> str:
+    response = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+
+
+async def test_health_is_what_the_owner_says() -> None:
+    echo, other = Echo(), "baton.test.Other"
+    registrations = [
+        Registration(name=NAME, add=echo.add_to),
+        Registration(name=other, add=lambda _: None),
+    ]
+    async with await RpcServer.start(registrations) as server, open_channel(server.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        assert [await check(stub, name) for name in ("", NAME, other)] == ["NOT_SERVING"] * 3
+        await server.set_serving(True, NAME)
+        states = [await check(stub, name) for name in ("", NAME, other)]
+        assert states == ["NOT_SERVING", "SERVING", "NOT_SERVING"]
+        await server.set_serving(True)
+        assert [await check(stub, name) for name in ("", NAME, other)] == ["SERVING"] * 3
+        await server.set_serving(False, other)
+        states = [await check(stub, name) for name in ("", NAME, other)]
+        assert states == ["NOT_SERVING", "SERVING", "NOT_SERVING"]
+        with pytest.raises(ValueError, match=r"baton\.test\.Absent"):
+            await server.set_serving(True, "baton.test.Absent")
+
+
+async def test_a_health_watch_hears_of_the_stop() -> None:
+    async with serving(Echo()) as (server, call):
+        await server.set_serving(True)
+        watch = health_pb2_grpc.HealthStub(call.channel).Watch(health_pb2.HealthCheckRequest(service=NAME))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        stopping = asyncio.create_task(server.stop(grace_s=1))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+        await asyncio.wait_for(stopping, 5)
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with serving(Echo()) as (_, call):
+        stub = reflection_pb2_grpc.ServerReflectionStub(call.channel)
+        requests = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        response = await stub.ServerReflectionInfo(requests).read()
+    names = {service.name for service in response.list_services_response.service}
+    assert names == {NAME, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+async def test_a_taken_port_names_the_address_and_the_remedy() -> None:
+    async with serving(Echo()) as (server, _):
+        with pytest.raises(ConfigError) as caught:
+            await RpcServer.start([], port=server.port)
+    assert f"127.0.0.1:{server.port}" in caught.value.message
+    assert "choose another port" in caught.value.message
+    assert caught.value.field == "port"
+
+
+@pytest.mark.parametrize(
+    ("host", "words"), [("192.0.2.1", "choose a host of this machine"), ("no.such.host.invalid", "unknown")]
+)
+async def test_a_host_that_is_not_here_says_so(host: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        await RpcServer.start([], host=host)
+
+
+async def test_the_default_is_loopback_and_any_free_port() -> None:
+    async with serving(Echo()) as (server, _):
+        assert server.host == "127.0.0.1"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5):
+            pass

@@ -1,0 +1,188 @@
+"""Two caches, a lease table and a receiver, wired for tests; and a transport without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from baton.errors import PeerLost
+from baton.limits import blocks_needed
+from engine.block_pool import BlockPool
+from engine.kv_cache import CacheShape, KVCache
+from kvtransfer.contract import Answer, AnsweredEarly, FirstToken, Gone, Ticket, TransferTarget
+from kvtransfer.lease_table import Lease, LeaseTable
+from kvtransfer.receiver import IncomingWrite, KvReceiver
+from kvtransfer.sender import KvSource
+
+INCARNATION = 0x1122334455667788
+TOKEN = FirstToken(token_id=7, logprob=-0.25, start_index=0)
+
+
+def make_cache(
+    num_blocks: int = 8,
+    *,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    layout: str = "HND",
+    num_layers: int = 2,
+    num_kv_heads: int = 3,
+    head_dim: int = 5,
+) -> KVCache:
+    shape = CacheShape(
+        num_blocks=num_blocks,
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        block_size=block_size,
+        head_dim=head_dim,
+        dtype=dtype,
+        layout=layout,
+    )
+    return KVCache(shape)
+
+
+def fill(cache: KVCache) -> None:
+    """A distinct small integer in every element, exact in bfloat16 up to 256 and in float32 always."""
+    count = cache.logical.numel()
+    values = torch.arange(count, dtype=torch.float32) % 251 + 1
+    cache.logical.copy_(values.view(cache.logical.shape).to(cache.logical.dtype))
+
+
+@dataclass
+class Rig:
+    """A prefill side (source) and a decode side (everything else)."""
+
+    source: KVCache
+    cache: KVCache
+    pool: BlockPool
+    leases: LeaseTable[str]
+    receiver: KvReceiver[str]
+    committed: list[tuple[str, FirstToken]] = field(default_factory=list)
+    lost: list[tuple[str, str]] = field(default_factory=list)
+    source_blocks: tuple[int, ...] = (5, 2, 0, 7, 3, 6, 1, 4)
+
+    def reserve(self, attempt_id: bytes, num_tokens: int, now: float = 0.0) -> Lease[str]:
+        num_blocks = blocks_needed(num_tokens, self.pool.block_size)
+        lease = self.leases.reserve(
+            attempt_id, attempt_id.decode(), num_blocks=num_blocks, num_tokens=num_tokens, now=now
+        )
+        assert isinstance(lease, Lease)
+        return lease
+
+    def kv_source(self, lease: Lease[str]) -> KvSource:
+        num_blocks = blocks_needed(lease.num_tokens, self.source.shape.block_size)
+        return KvSource(
+            attempt_id=lease.attempt_id,
+            block_ids=self.source_blocks[:num_blocks],
+            num_tokens=lease.num_tokens,
+        )
+
+    def tokens_of(self, cache: KVCache, block_ids: list[int] | tuple[int, ...], num_tokens: int) -> list[object]:
+        """KV by token, each [L, 2, H, D] as a list."""
+        size = cache.shape.block_size
+        return [
+            cache.logical[block_ids[token // size], :, :, :, token % size].float().tolist()
+            for token in range(num_tokens)
+        ]
+
+    def has_all(self, lease: Lease[str], block_ids: list[int]) -> bool:
+        sent = self.tokens_of(self.source, self.source_blocks, lease.num_tokens)
+        return self.tokens_of(self.cache, block_ids, lease.num_tokens) == sent
+
+    def ledger(self) -> dict[str, int]:
+        return {
+            "free": self.pool.num_free,
+            "leases": self.leases.num_leases,
+            "reserved": self.leases.num_reserved_blocks,
+            "writes": self.receiver.num_open_writes,
+        }
+
+
+def make_rig(source: KVCache | None = None, cache: KVCache | None = None, **options: int) -> Rig:
+    source = source or make_cache()
+    cache = cache or make_cache()
+    fill(source)
+    cache.logical.fill_(-1)
+    pool = BlockPool(cache.shape.num_blocks, cache.shape.block_size)
+    leases: LeaseTable[str] = LeaseTable(pool, rng=random.Random(1))
+    committed: list[tuple[str, FirstToken]] = []
+    lost: list[tuple[str, str]] = []
+    receiver = KvReceiver(
+        leases,
+        cache,
+        INCARNATION,
+        on_committed=lambda lease, token: committed.append((lease.payload, token)),
+        on_lost=lambda lease, reason: lost.append((lease.payload, reason.name)),
+        **options,
+    )
+    return Rig(source, cache, pool, leases, receiver, committed, lost)
+
+
+def target_of(lease: Lease[str], address: str = "memory", incarnation: int = INCARNATION) -> TransferTarget:
+    return TransferTarget(
+        lease_id=lease.lease_id,
+        worker="decode-0",
+        incarnation=incarnation,
+        address=address,
+        num_held_tokens=lease.num_held_tokens,
+    )
+
+
+class MemoryWriter:
+    """KvWriter that calls the receiver directly."""
+
+    def __init__(self, write: IncomingWrite[str] | Answer) -> None:
+        self._write = write
+
+    async def send_frame(self, header: bytes, payload: memoryview) -> None:
+        await asyncio.sleep(0)
+        if not isinstance(self._write, IncomingWrite):
+            raise AnsweredEarly(self._write)
+        gone = self._write.frame(header + payload, _now())
+        if gone is not None:
+            raise AnsweredEarly(gone)
+
+    async def commit(self, num_frames: int, first_token: FirstToken) -> Answer:
+        await asyncio.sleep(0)
+        if not isinstance(self._write, IncomingWrite):
+            return self._write
+        return self._write.commit(num_frames, first_token, _now())
+
+    def close(self) -> None:
+        if isinstance(self._write, IncomingWrite):
+            self._write.close()
+
+
+class MemoryTransport:
+    """KvTransport into a KvReceiver of the same process."""
+
+    def __init__(self, receiver: KvReceiver[str]) -> None:
+        self._receiver = receiver
+
+    async def connect(self, target: TransferTarget) -> None:
+        if target.address != "memory":
+            raise PeerLost(f"cannot connect to {target.worker}")
+
+    @asynccontextmanager
+    async def open(self, ticket: Ticket, target: TransferTarget) -> AsyncIterator[MemoryWriter]:
+        writer = MemoryWriter(self._receiver.open(ticket, _now(), _ignore))
+        try:
+            yield writer
+        finally:
+            writer.close()
+
+    async def close(self) -> None:
+        pass
+
+
+def _ignore(gone: Gone) -> None:
+    # The next call of the writer gets the same answer.
+    pass
+
+
+def _now() -> float:
+    return 0.0

@@ -1,0 +1,293 @@
+"""The gRPC transport against real servers on the loopback interface."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import pytest
+import torch
+
+from baton.errors import IncompatiblePeer, KvTransferFailed, PeerLost
+from baton.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS
+from baton.rpc_server import Registration, RpcServer
+from baton.v1 import kv_transfer_service_pb2, kv_transfer_service_pb2_grpc
+from kvtransfer.contract import AnsweredEarly, Committed, Gone, GoneReason
+from kvtransfer.lease_table import Lease, LeaseState
+from kvtransfer.sender import KvSender, SenderConfig, TransferOutcome
+from kvtransfer.transports.grpc import SERVICE_NAME, GrpcKvService, GrpcKvTransport
+from tests.kvtransfer.faults import FAULTS, FaultyTransport
+from tests.kvtransfer.rig import INCARNATION, TOKEN, Rig, make_cache, make_rig, target_of
+
+torch.set_num_threads(1)
+
+SMALL = SenderConfig(max_frame_bytes=4000, stall_timeout_s=0.3)
+
+
+@asynccontextmanager
+async def serving(rig: Rig, port: int = 0) -> AsyncIterator[RpcServer]:
+    # The receiver's clock is the loop's; leases of these tests must begin there.
+    service = GrpcKvService(rig.receiver)
+    async with await RpcServer.start([Registration(name=SERVICE_NAME, add=service.add_to)], port=port) as server:
+        yield server
+
+
+@asynccontextmanager
+async def transport() -> AsyncIterator[GrpcKvTransport]:
+    client = GrpcKvTransport()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def reserve(rig: Rig, attempt_id: bytes = b"a", num_tokens: int = 70) -> Lease[str]:
+    return rig.reserve(attempt_id, num_tokens, now=asyncio.get_running_loop().time())
+
+
+async def send(sender: KvSender, rig: Rig, lease: Lease[str], address: str, **options: int) -> TransferOutcome:
+    target = target_of(lease, address, **options)
+    async with sender.transfer(rig.kv_source(lease), target) as transfer:
+        return await asyncio.wait_for(transfer.commit(TOKEN), 10)
+
+
+async def until_idle(rig: Rig) -> None:
+    async with asyncio.timeout(5):
+        while rig.receiver.num_open_writes:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_transfer_commits_and_the_channel_is_reused() -> None:
+    rig = make_rig()
+    async with serving(rig) as server, transport() as client:
+        sender = KvSender(rig.source, client, SMALL)
+        for attempt_id in (b"a", b"b"):
+            lease = reserve(rig, attempt_id, 60)
+            result = await send(sender, rig, lease, server.address)
+            assert result.outcome == Committed()
+            assert rig.has_all(lease, lease.block_ids)
+        assert client.num_connections == 1
+    assert rig.committed == [("a", TOKEN), ("b", TOKEN)]
+
+
+async def test_a_first_token_without_logprob_stays_without() -> None:
+    rig = make_rig()
+    token = TOKEN.__class__(token_id=151_000, logprob=None, start_index=12)
+    async with serving(rig) as server, transport() as client:
+        lease = reserve(rig)
+        sender = KvSender(rig.source, client, SMALL)
+        async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as transfer:
+            await transfer.commit(token)
+    assert rig.committed == [("a", token)]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_every_fault_ends_in_the_right_bytes_or_a_typed_error(fault: str) -> None:
+    rig = make_rig()
+    async with serving(rig) as server, transport() as client:
+        lease = reserve(rig)
+        sender = KvSender(rig.source, FaultyTransport(client, {2: fault}), SMALL)
+        if fault in ("stall", "cut"):
+            with pytest.raises(KvTransferFailed if fault == "stall" else PeerLost):
+                await send(sender, rig, lease, server.address)
+            await until_idle(rig)
+            assert lease.state is LeaseState.RESERVED
+        else:
+            assert (await send(sender, rig, lease, server.address)).outcome == Committed()
+            assert rig.has_all(lease, lease.block_ids)
+
+
+async def test_another_incarnation_is_fenced_and_a_wrong_ticket_unknown() -> None:
+    rig = make_rig()
+    async with serving(rig) as server, transport() as client:
+        lease = reserve(rig)
+        sender = KvSender(rig.source, client, SMALL)
+        result = await send(sender, rig, lease, server.address, incarnation=INCARNATION + 1)
+        assert result.outcome == Gone(GoneReason.FENCED)
+        lease.lease_id = bytes(16)
+        forged = target_of(lease, server.address)
+        lease.lease_id = b"\x01" * 16
+        async with sender.transfer(rig.kv_source(lease), forged) as transfer:
+            assert (await transfer.commit(TOKEN)).outcome == Gone(GoneReason.UNKNOWN)
+        assert lease.state is LeaseState.RESERVED
+        assert rig.leases.num_refused_writes == 2
+
+
+async def test_a_model_of_another_shape_is_refused_by_the_name_of_the_field() -> None:
+    rig = make_rig(cache=make_cache(num_layers=4))
+    async with serving(rig) as server, transport() as client:
+        lease = reserve(rig)
+        with pytest.raises(IncompatiblePeer, match="num_layers is 2 at the sender and 4 here"):
+            await send(KvSender(rig.source, client, SMALL), rig, lease, server.address)
+
+
+async def test_ending_a_lease_ends_a_silent_senders_stream_at_once() -> None:
+    rig = make_rig()
+    async with serving(rig) as server, transport() as client:
+        lease = reserve(rig)
+        sender = KvSender(rig.source, client, SMALL)
+        async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as transfer:
+            transfer.blocks_ready(16)
+            async with asyncio.timeout(5):
+                while rig.receiver.counters["frames"] == 0:
+                    await asyncio.sleep(0.005)
+            rig.leases.release(b"a", GoneReason.CANCELLED, asyncio.get_running_loop().time())
+            assert rig.ledger() == {"free": 8, "leases": 0, "reserved": 0, "writes": 0}
+            result = await asyncio.wait_for(transfer.commit(TOKEN), 5)
+        assert result.outcome == Gone(GoneReason.CANCELLED)
+
+
+async def test_a_newer_stream_fences_the_older_one() -> None:
+    rig = make_rig()
+    async with serving(rig) as server, transport() as client:
+        lease = reserve(rig)
+        sender = KvSender(rig.source, client, SMALL)
+        async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as older:
+            older.blocks_ready(16)
+            async with asyncio.timeout(5):
+                while rig.receiver.counters["frames"] == 0:
+                    await asyncio.sleep(0.005)
+            async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as newer:
+                newer.blocks_ready(16)
+                async with asyncio.timeout(5):
+                    while rig.receiver.counters["frames"] < 2:
+                        await asyncio.sleep(0.005)
+                assert (await older.commit(TOKEN)).outcome == Gone(GoneReason.FENCED)
+                assert (await newer.commit(TOKEN)).outcome == Committed()
+    assert rig.has_all(lease, lease.block_ids)
+    assert len(rig.committed) == 1
+
+
+async def test_leaving_in_the_middle_frees_the_stream_on_both_sides() -> None:
+    rig = make_rig()
+    async with serving(rig) as server, transport() as client:
+        lease = reserve(rig)
+        before = rig.ledger()
+        sender = KvSender(rig.source, client, SMALL)
+        async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as transfer:
+            transfer.blocks_ready(16)
+            async with asyncio.timeout(5):
+                while rig.receiver.counters["frames"] == 0:
+                    await asyncio.sleep(0.005)
+        assert sender.num_open_transfers == 0
+        await until_idle(rig)
+        assert rig.ledger() == before
+
+
+async def test_a_receiver_that_stops_is_peer_lost_within_the_second() -> None:
+    rig = make_rig()
+    async with transport() as client:
+        async with serving(rig) as server:
+            lease = reserve(rig)
+            sender = KvSender(rig.source, client)
+            async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as transfer:
+                transfer.blocks_ready(16)
+                async with asyncio.timeout(5):
+                    while rig.receiver.counters["frames"] == 0:
+                        await asyncio.sleep(0.005)
+                await server.stop()
+                with pytest.raises(PeerLost):
+                    await asyncio.wait_for(transfer.commit(TOKEN), 1)
+
+
+async def test_nobody_listening_is_peer_lost_and_its_channel_dropped() -> None:
+    rig = make_rig()
+    async with serving(rig) as server:
+        address = server.address
+    async with transport() as client:
+        lease = reserve(rig)
+        with pytest.raises(PeerLost, match="cannot connect to decode-0"):
+            await send(KvSender(rig.source, client), rig, lease, address)
+        assert client.num_connections == 0
+
+
+async def test_a_worker_restarted_at_the_same_address_is_reached_by_a_fresh_channel() -> None:
+    first, second = make_rig(), make_rig()
+    second.receiver._incarnation = INCARNATION + 1
+    async with transport() as client:
+        async with serving(first) as server:
+            port = server.port
+            lease = reserve(first)
+            sender = KvSender(first.source, client, SMALL)
+            assert (await send(sender, first, lease, server.address)).outcome == Committed()
+        async with serving(second, port) as server:
+            lease = reserve(second)
+            sender = KvSender(second.source, client, SMALL)
+            result = await send(sender, second, lease, server.address, incarnation=INCARNATION + 1)
+            assert result.outcome == Committed()
+            assert client.num_connections == 1
+
+
+async def test_the_wire_is_plain_protobuf() -> None:
+    # A sender that uses the generated stub, and no code of kvtransfer, must be understood.
+    rig = make_rig()
+    async with serving(rig) as server:
+        lease = reserve(rig)
+        channel = grpc.aio.insecure_channel(server.address, options=CHANNEL_OPTIONS)
+        call = kv_transfer_service_pb2_grpc.KvTransferServiceStub(channel).Write()
+        fmt = kv_transfer_service_pb2.KvFormat(
+            dtype="float32", layout="HND", block_size=16, num_layers=2, num_kv_heads=3, head_dim=5
+        )
+        opening = kv_transfer_service_pb2.OpenWrite(
+            lease_id=lease.lease_id, attempt_id=b"a", incarnation=INCARNATION, format=fmt
+        )
+        await call.write(kv_transfer_service_pb2.WriteRequest(open=opening))
+        await call.write(kv_transfer_service_pb2.WriteRequest(frame=b"not a frame"))
+        commit = kv_transfer_service_pb2.CommitWrite(num_frames=1, first_token={"token_ids": [3]})
+        await call.write(kv_transfer_service_pb2.WriteRequest(commit=commit))
+        answer = await call.read()
+        assert list(answer.resend.indices) == [0]
+        assert rig.receiver.counters["bad_frame_truncated"] == 1
+        call.cancel()
+        await channel.close()
+        await until_idle(rig)
+
+
+async def test_a_write_that_does_not_begin_with_an_open_is_an_invalid_argument() -> None:
+    rig = make_rig()
+    async with serving(rig) as server:
+        channel = grpc.aio.insecure_channel(server.address, options=CHANNEL_OPTIONS)
+        call = kv_transfer_service_pb2_grpc.KvTransferServiceStub(channel).Write()
+        await call.write(kv_transfer_service_pb2.WriteRequest(frame=b"x"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await channel.close()
+
+
+async def test_closing_the_transport_under_a_transfer_is_peer_lost() -> None:
+    rig = make_rig()
+    async with serving(rig) as server, transport() as client:
+        lease = reserve(rig)
+        sender = KvSender(rig.source, client, SMALL)
+        async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as transfer:
+            transfer.blocks_ready(16)
+            async with asyncio.timeout(5):
+                while rig.receiver.counters["frames"] == 0:
+                    await asyncio.sleep(0.005)
+            await client.close()
+            with pytest.raises(PeerLost):
+                await asyncio.wait_for(transfer.commit(TOKEN), 5)
+        await until_idle(rig)
+
+
+async def test_a_lease_that_ends_under_a_sender_at_full_speed_is_always_answered() -> None:
+    # The answer must win against the frames that are in flight, every time.
+    rig = make_rig()
+    async with serving(rig) as server, transport() as client:
+        sender = KvSender(rig.source, client, SenderConfig(max_frame_bytes=1, stall_timeout_s=5))
+        for attempt in range(20):
+            lease = reserve(rig, b"%d" % attempt, 120)
+            async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as transfer:
+                commit = asyncio.create_task(transfer.commit(TOKEN))
+                before = rig.receiver.counters["frames"]
+                async with asyncio.timeout(5):
+                    while rig.receiver.counters["frames"] < before + 1 + attempt % 8:
+                        await asyncio.sleep(0)
+                rig.leases.release(lease.attempt_id, GoneReason.CANCELLED, asyncio.get_running_loop().time())
+                assert (await commit).outcome == Gone(GoneReason.CANCELLED)
+        assert rig.ledger() == {"free": 8, "leases": 0, "reserved": 0, "writes": 0}
