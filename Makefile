@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "install: torch"
 	@$(INSTALL) torch
 	@echo "install: Baton and its tools"
-	@$(INSTALL) --editable '.[dev]'
+	@PYTHONWARNINGS=ignore $(INSTALL) --editable '.[dev]'
 	@touch $@
 	@echo "install: done"
 

@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import grpc
 import grpc.aio
 
 from baton.answer import Chunk, ModelInfo, Summary
@@ -156,9 +155,11 @@ class Generation:
         self.cancel()
 
 
-_OPTIONS = frozenset(
-    field.name for field in inference_service_pb2.GenerateRequest.DESCRIPTOR.fields
-) - {"text", "chat", "token_ids"}
+_OPTIONS = frozenset(field.name for field in inference_service_pb2.GenerateRequest.DESCRIPTOR.fields) - {
+    "text",
+    "chat",
+    "token_ids",
+}
 
 
 def _request(

@@ -27,13 +27,17 @@ class Identity:
     """
 
     name: str
-    role: common_pb2.Role
+    role: common_pb2.Role.ValueType
     incarnation: int
     fingerprint: common_pb2.Fingerprint
 
     @classmethod
     def draw(
-        cls, name: str, role: common_pb2.Role, fingerprint: common_pb2.Fingerprint, rng: random.Random
+        cls,
+        name: str,
+        role: common_pb2.Role.ValueType,
+        fingerprint: common_pb2.Fingerprint,
+        rng: random.Random,
     ) -> Identity:
         """A new incarnation of the named process."""
         return cls(name=name, role=role, incarnation=rng.getrandbits(64), fingerprint=fingerprint)

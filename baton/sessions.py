@@ -120,7 +120,9 @@ class StreamSession(Generic[SendT, RecvT]):
 
 
 @asynccontextmanager
-async def serving_session(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[StreamSession[Any, Any]]:
+async def serving_session(
+    requests: AsyncIterator[Any], context: Any
+) -> AsyncIterator[StreamSession[Any, Any]]:
     """The server's end of a stream as a session. The call ends when its handler returns."""
     async with StreamSession(context.peer(), requests, context.write, lambda: None) as session:
         yield session
@@ -189,4 +191,6 @@ async def first_message(incoming: AsyncIterator[RecvT], peer: str, timeout_s: fl
 
 
 def _reason(error: grpc.RpcError) -> str:
-    return str(error.details() or error.code().name) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return (
+        str(error.details() or error.code().name) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    )

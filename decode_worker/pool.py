@@ -52,7 +52,9 @@ class DecodePool:
     def _start(cls, config: PoolConfig) -> DecodePool:
         dashboard_url = _connect(config)
         bundle: dict[str, float] = {"CPU": 1.0} if config.ray_address else {SLOT: 1.0}
-        group = placement_group([bundle] * config.workers, strategy=config.placement, name=f"{config.namespace}-decode")
+        group = placement_group(
+            [bundle] * config.workers, strategy=config.placement, name=f"{config.namespace}-decode"
+        )
         if not group.wait(config.placement_timeout_s):
             remove_placement_group(group)
             ray.shutdown()
@@ -79,7 +81,9 @@ class DecodePool:
             num_cpus=bundle.get("CPU", 0.0),
             resources={SLOT: 1.0} if SLOT in bundle else {},
             max_restarts=-1,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=index
+            ),
         ).remote(_settings(self._config, name))
         log.info("decode worker placed", worker=name)
 

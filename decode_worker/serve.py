@@ -8,6 +8,7 @@ import random
 from functools import partial
 
 from baton.identity import Identity
+from baton.ledger import LedgerServicer
 from baton.models import ModelDir
 from baton.ports import WorkerInfo
 from baton.process import run_until, write_ready_file
@@ -17,7 +18,7 @@ from baton.v1 import common_pb2
 from baton.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from baton.v1.decode_service_pb2_grpc import add_DecodeServiceServicer_to_server
 from decode_worker.config import DecodeConfig
-from decode_worker.service import DecodeAdminServicer, DecodeServicer
+from decode_worker.service import DecodeServicer
 from decode_worker.worker import DecodeWorker
 from engine.engine import Engine
 from kvtransfer.transports.grpc import SERVICE_NAME, GrpcKvService
@@ -59,6 +60,9 @@ def _services(config: DecodeConfig, worker: DecodeWorker) -> list[Registration]:
         Registration(name=SERVICE_NAME, add=GrpcKvService(worker.receiver).add_to),
         Registration(
             name="baton.v1.AdminService",
-            add=partial(add_AdminServiceServicer_to_server, DecodeAdminServicer(config.name, worker)),
+            add=partial(
+                add_AdminServiceServicer_to_server,
+                LedgerServicer(config.name, common_pb2.ROLE_DECODE, worker.ledger),
+            ),
         ),
     ]

@@ -1,12 +1,10 @@
-"""gRPC services of a decode worker: sessions and the ledger."""
+"""The gRPC service of a decode worker: sessions."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from baton.sessions import serving_session
-from baton.v1 import admin_service_pb2, common_pb2
-from baton.v1.admin_service_pb2_grpc import AdminServiceServicer
 from baton.v1.decode_service_pb2_grpc import DecodeServiceServicer
 from decode_worker.worker import DecodeWorker
 
@@ -17,24 +15,10 @@ class DecodeServicer(DecodeServiceServicer):
     def __init__(self, worker: DecodeWorker) -> None:
         self._worker = worker
 
-    async def Session(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - gRPC name
+    # A coroutine that writes, not a generator: the session owns its writer.
+    async def Session(  # type: ignore[override]  # noqa: N802 - gRPC name
+        self, request_iterator: Any, context: Any
+    ) -> None:
         """One router's session."""
         async with serving_session(request_iterator, context) as session:
             await self._worker.serve(session)
-
-
-class DecodeAdminServicer(AdminServiceServicer):
-    """The worker's ledger."""
-
-    def __init__(self, name: str, worker: DecodeWorker) -> None:
-        self._name = name
-        self._worker = worker
-
-    async def GetLedger(  # noqa: N802 - gRPC name
-        self, request: admin_service_pb2.GetLedgerRequest, context: object
-    ) -> admin_service_pb2.GetLedgerResponse:
-        """Everything this worker holds for requests."""
-        del request, context
-        return admin_service_pb2.GetLedgerResponse(
-            name=self._name, role=common_pb2.ROLE_DECODE, counts=self._worker.ledger()
-        )

@@ -27,6 +27,7 @@ from kvtransfer.contract import Committed, FirstToken, GoneReason, Outcome
 from kvtransfer.lease_table import Lease, LeaseTable, Refusal
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sequence import FINISH_REASONS, read_sequence
+from kvtransfer.transports.grpc_codec import to_wire_reason
 
 log = get_logger(__name__)
 
@@ -39,7 +40,14 @@ class DecodeWorker:
     """
 
     def __init__(
-        self, *, identity: Identity, engine: Engine, limits: Limits, pid: int, lease_ttl_s: float, rng: random.Random
+        self,
+        *,
+        identity: Identity,
+        engine: Engine,
+        limits: Limits,
+        pid: int,
+        lease_ttl_s: float,
+        rng: random.Random,
     ) -> None:
         self.transfer_address = ""
         self._identity = identity
@@ -242,7 +250,9 @@ class DecodeWorker:
         """Ends what no router renews any more. Fires at the earliest deadline, which renewals may have moved."""
         self._expiry = None
         for lease in self._leases.expire(asyncio.get_running_loop().time()):
-            gone = decode_service_pb2.LeaseOutcome(attempt_id=lease.attempt_id, gone=GoneReason.EXPIRED.value)
+            gone = decode_service_pb2.LeaseOutcome(
+                attempt_id=lease.attempt_id, gone=to_wire_reason(GoneReason.EXPIRED)
+            )
             self._send(lease.payload.session, DecodeServiceSessionResponse(lease_outcome=gone))
             self._end(lease.payload, GoneReason.EXPIRED)
         self._watch_expiry()
@@ -288,4 +298,4 @@ def _token_event(event: TokenSampled) -> common_pb2.TokenEvent:
 def _lease_outcome(attempt_id: bytes, outcome: Outcome) -> decode_service_pb2.LeaseOutcome:
     if isinstance(outcome, Committed):
         return decode_service_pb2.LeaseOutcome(attempt_id=attempt_id, committed=True)
-    return decode_service_pb2.LeaseOutcome(attempt_id=attempt_id, gone=outcome.reason.value)
+    return decode_service_pb2.LeaseOutcome(attempt_id=attempt_id, gone=to_wire_reason(outcome.reason))

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 
 
-class OutOfBlocks(RuntimeError):  # noqa: N818  (named like the errors in baton/errors.py)
+class OutOfBlocks(RuntimeError):
     """allocate() was asked for more blocks than are free; ask can_allocate() first."""
 
 

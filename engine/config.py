@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from baton.errors import ConfigError, ModelError
@@ -93,6 +92,7 @@ class ModelConfig:
 class EngineConfig:
     """How one engine runs its model.
 
+    model: a folder, or the name of a pulled model.
     dtype: of weights and computation; "auto" is the checkpoint's.
     kv_dtype: of the cache; "auto" is that of the computation.
     device: a torch device name.  threads: intra-op threads; 0 is torch's choice.

@@ -111,16 +111,17 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Takes a request, and the blocks it holds.
 
-        Raises InvalidRequest if it can never run here, ValueError if its attempt is held already.
+        Raises InvalidRequest if it can never run here, ValueError if its attempt is held already
+        or its status or progress leaves nothing to compute.
         """
         if any(request.attempt_id in held for held in (self._running, self._joining, self._waiting)):
             raise ValueError("this attempt is scheduled already")
+        self._check_fits(request)
         if request.status not in _SCHEDULABLE or request.num_pending_tokens < 1:
             raise ValueError(
                 f"a request that is {request.status.name} with {request.num_pending_tokens} pending tokens "
                 "has nothing to compute"
             )
-        self._check_fits(request)
         if self._missing_blocks(request) == 0:
             self._joining[request.attempt_id] = request
         else:

@@ -62,7 +62,7 @@ Outcome = Committed | Gone
 Answer = Committed | Gone | Resend
 
 
-class AnsweredEarly(Exception):  # noqa: N818 - a control event between two of our own classes, not an error
+class AnsweredEarly(Exception):
     """The receiver answered before the commit, so more frames are pointless.
 
     Raised by a KvWriter, handled by the sender; never leaves kvtransfer.
@@ -161,7 +161,10 @@ class KvTransport(Protocol):
         """Prepares the way to a target, so that the first frame does not wait for it; raises PeerLost."""
 
     def open(self, ticket: Ticket, target: TransferTarget) -> AbstractAsyncContextManager[KvWriter]:
-        """Opens a write. Leaving the context before an outcome ends the write at both sides."""
+        """Opens a write. Leaving the context before an outcome ends the write at both sides.
+
+        Entering raises AnsweredEarly if the ticket is refused, PeerLost if nobody is there.
+        """
 
     async def close(self) -> None:
         """Ends all writes and drops all connections; idempotent."""

@@ -13,17 +13,16 @@ all blocks of the source until commit() or result() has returned or raised, or
 the context is left; after that no frame is gathered any more. With an outcome of
 Gone, or an error, the same blocks can be sent to another target.
 
-Gather and checksum run on the event loop, one frame at a time: a frame of 1 MiB
-costs well under a millisecond (see docs/performance.md), a thread hop costs a
-tenth of that and would let the cache change under the copy. Between two frames
-the loop runs everybody else.
+Gather and checksum run on the event loop, one frame at a time: together they
+take about 0.15 ms for 1 MiB, less than two thread hops and a copy that the next
+step could tear. Between two frames the loop runs everybody else.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -165,7 +164,8 @@ class Transfer:
     async def result(self) -> TransferOutcome:
         """Waits for the end of the transfer without asking for it; the errors of commit().
 
-        It comes before the commit only if the receiver is gone or says so.
+        Before the commit it comes only if the transfer failed or the receiver gave
+        the lease up, which is noticed with the next frame.
         """
         # The wait must not cancel the task: stop() does, once, when the context is left.
         await asyncio.wait([self._task])
@@ -188,8 +188,10 @@ class Transfer:
             traceparent=source.traceparent,
         )
         await self._in_time(self._sender.transport.connect(target))
-        async with self._sender.transport.open(ticket, target) as writer:
+        async with AsyncExitStack() as stack:
+            opening = self._sender.transport.open(ticket, target)
             try:
+                writer = await self._in_time(stack.enter_async_context(opening))
                 return self._outcome(await self._send(writer))
             except AnsweredEarly as early:
                 return self._outcome(early.outcome)

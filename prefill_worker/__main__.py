@@ -10,6 +10,7 @@ from functools import partial
 
 from baton.config import load_config
 from baton.identity import Identity
+from baton.ledger import LedgerServicer
 from baton.logs import configure_logging
 from baton.models import ModelDir
 from baton.ports import WorkerInfo
@@ -24,7 +25,7 @@ from engine.engine import Engine
 from kvtransfer.sender import KvSender, SenderConfig
 from kvtransfer.transports.grpc import GrpcKvTransport
 from prefill_worker.config import PrefillConfig
-from prefill_worker.service import PrefillAdminServicer, PrefillServicer
+from prefill_worker.service import PrefillServicer
 from prefill_worker.worker import PrefillWorker
 
 
@@ -49,7 +50,9 @@ async def serve(config: PrefillConfig, stop: asyncio.Event) -> None:
         ),
         Registration(
             name="baton.v1.AdminService",
-            add=partial(add_AdminServiceServicer_to_server, PrefillAdminServicer(config.name, worker)),
+            add=partial(
+                add_AdminServiceServicer_to_server, LedgerServicer(config.name, identity.role, worker.ledger)
+            ),
         ),
     ]
     async with await RpcServer.start(services, host=config.host, port=config.port) as server:

@@ -48,7 +48,14 @@ class PrefillWorker:
     """
 
     def __init__(
-        self, *, identity: Identity, engine: Engine, limits: Limits, sender: KvSender, credit_tokens: int, pid: int
+        self,
+        *,
+        identity: Identity,
+        engine: Engine,
+        limits: Limits,
+        sender: KvSender,
+        credit_tokens: int,
+        pid: int,
     ) -> None:
         self._identity = identity
         self._engine = engine
@@ -127,9 +134,7 @@ class PrefillWorker:
             self._engine.scheduler.add(request)
         except BatonError as error:
             self._tell(self._credits.restore(session_id, command.cost_tokens))
-            ended = prefill_service_pb2.PrefillEnded(
-                attempt_id=command.attempt_id, failure=to_failure(error)
-            )
+            ended = prefill_service_pb2.PrefillEnded(attempt_id=command.attempt_id, failure=to_failure(error))
             session.send(PrefillServiceSessionResponse(ended=ended))
             return
         self._attempts[request.attempt_id] = self._new_attempt(session, session_id, command, request)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from baton.ledger import LedgerServicer
 from baton.v1 import admin_service_pb2, common_pb2
-from baton.v1.admin_service_pb2_grpc import AdminServiceServicer
 from router.buckets import BucketQueue
 from router.config import RouterConfig
 from router.dispatcher import Ticket
@@ -12,7 +12,7 @@ from router.prefill_link import PrefillLink
 from router.service import InferenceServicer
 
 
-class RouterAdminServicer(AdminServiceServicer):
+class RouterAdminServicer(LedgerServicer):
     """Answers operators' questions about one router."""
 
     def __init__(
@@ -24,27 +24,21 @@ class RouterAdminServicer(AdminServiceServicer):
         fleet: Fleet,
         inference: InferenceServicer,
     ) -> None:
+        super().__init__(config.name, common_pb2.ROLE_ROUTER, self._held)
         self._config = config
         self._model = model
         self._queue = queue
         self._fleet = fleet
         self._inference = inference
 
-    async def GetLedger(  # noqa: N802 - gRPC name
-        self, request: admin_service_pb2.GetLedgerRequest, context: object
-    ) -> admin_service_pb2.GetLedgerResponse:
-        """What this router holds for requests."""
-        del request, context
+    def _held(self) -> dict[str, int]:
         links = self._fleet.links
-        counts = {
+        return {
             "requests": self._inference.num_requests,
             "queued": len(self._queue),
             "attempts": sum(link.num_attempts for link in links),
             "credit_spent_tokens": sum(link.spent for link in links if isinstance(link, PrefillLink)),
         }
-        return admin_service_pb2.GetLedgerResponse(
-            name=self._config.name, role=common_pb2.ROLE_ROUTER, counts=counts
-        )
 
     async def GetClusterStatus(  # noqa: N802 - gRPC name
         self, request: admin_service_pb2.GetClusterStatusRequest, context: object

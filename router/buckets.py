@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 from baton.errors import Overloaded
@@ -120,5 +121,5 @@ class BucketQueue(Generic[T]):
 
 
 def _labels(edges: tuple[int, ...]) -> list[str]:
-    middle = [f"{low}-{high - 1}" for low, high in zip(edges, edges[1:], strict=False)]
+    middle = [f"{low}-{high - 1}" for low, high in pairwise(edges)]
     return [f"<{edges[0]}", *middle, f">={edges[-1]}"]

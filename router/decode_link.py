@@ -97,9 +97,7 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
         )
 
     def _cancel_message(self, attempt_id: bytes) -> DecodeServiceSessionRequest:
-        return DecodeServiceSessionRequest(
-            release=decode_service_pb2.ReleaseCommand(attempt_id=attempt_id)
-        )
+        return DecodeServiceSessionRequest(release=decode_service_pb2.ReleaseCommand(attempt_id=attempt_id))
 
     def _receive(self, message: DecodeServiceSessionResponse) -> None:
         match message.WhichOneof("message"):

@@ -13,7 +13,7 @@ from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
 class LinkLost:
     """The session with a worker of this attempt ended."""
 
-    role: common_pb2.Role
+    role: common_pb2.Role.ValueType
     error: BatonError
 
 

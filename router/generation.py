@@ -97,7 +97,12 @@ class Generation:
                 # The decode worker's blocks went to somebody else: back into the queue.
                 await asyncio.sleep(refusal.retry_after_s or 0.1)
             except Unavailable as error:
-                log.info("attempt failed", request_id=self.request.request_id, code=error.code, reason=error.message)
+                log.info(
+                    "attempt failed",
+                    request_id=self.request.request_id,
+                    code=error.code,
+                    reason=error.message,
+                )
                 self._timeline.num_attempts += 1
                 if self._timeline.num_attempts > self._config.max_attempts:
                     raise
@@ -148,25 +153,31 @@ class Generation:
                 attempt_id=inbox.attempt_id, sequence=self._sequence()
             )
             assignment.decode.send(DecodeServiceSessionRequest(reserve=command))
-            async with asyncio.timeout(self._config.reserve_timeout_s):
-                result = await inbox.get()
-            if isinstance(result, LinkLost):
-                raise result.error
-            if not isinstance(result, decode_service_pb2.ReserveResult):
-                raise InternalError(f"{assignment.decode.name} answered a reservation out of turn")
-            if result.HasField("refusal"):
-                raise from_failure(result.refusal.failure)
-        except BaseException as error:
+            lease = await self._answer(assignment, inbox)
+        except BaseException:
+            # Whatever went wrong, the prefill worker was never told: its credit is ours again.
             assignment.prefill.give_back(assignment.cost)
-            if isinstance(error, TimeoutError):
-                raise Unavailable(f"{assignment.decode.name} did not answer a reservation in time") from None
             raise
         self._timeline.reserved()
-        return result.lease
+        return lease
 
-    def _send_prefill(
-        self, assignment: Assignment, inbox: Inbox, lease: decode_service_pb2.Lease
-    ) -> None:
+    async def _answer(self, assignment: Assignment, inbox: Inbox) -> decode_service_pb2.Lease:
+        try:
+            async with asyncio.timeout(self._config.reserve_timeout_s):
+                event = await inbox.get()
+        except TimeoutError:
+            raise Unavailable(f"{assignment.decode.name} did not answer a reservation in time") from None
+        match event:
+            case decode_service_pb2.ReserveResult():
+                if event.HasField("refusal"):
+                    raise from_failure(event.refusal.failure)
+                return event.lease
+            case LinkLost():
+                raise event.error
+            case _:
+                raise InternalError(f"{assignment.decode.name} answered a reservation out of turn")
+
+    def _send_prefill(self, assignment: Assignment, inbox: Inbox, lease: decode_service_pb2.Lease) -> None:
         decode = assignment.decode
         target = prefill_service_pb2.TransferTarget(
             lease_id=lease.lease_id,

@@ -13,8 +13,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import ClassVar, Generic, TypeVar
 
 from baton.errors import BatonError, IncompatiblePeer, PeerLost
-from baton.logs import get_logger
 from baton.identity import Identity
+from baton.logs import get_logger
 from baton.ports import WorkerInfo
 from baton.sessions import StreamSession, converse, first_message
 from baton.v1 import admin_service_pb2, common_pb2
@@ -35,7 +35,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
     on_change: called whenever capacity may have changed.
     """
 
-    role: ClassVar[common_pb2.Role]
+    role: ClassVar[common_pb2.Role.ValueType]
 
     def __init__(
         self,

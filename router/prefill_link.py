@@ -82,9 +82,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         return PrefillServiceSessionRequest(heartbeat=prefill_service_pb2.PrefillRouterHeartbeat())
 
     def _cancel_message(self, attempt_id: bytes) -> PrefillServiceSessionRequest:
-        return PrefillServiceSessionRequest(
-            cancel=prefill_service_pb2.CancelCommand(attempt_id=attempt_id)
-        )
+        return PrefillServiceSessionRequest(cancel=prefill_service_pb2.CancelCommand(attempt_id=attempt_id))
 
     def _receive(self, message: PrefillServiceSessionResponse) -> None:
         match message.WhichOneof("message"):
@@ -111,7 +109,5 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         returned = min(tokens, self.credit)
         self.credit -= returned
         self.send(
-            PrefillServiceSessionRequest(
-                credit_return=prefill_service_pb2.CreditReturn(tokens=returned)
-            )
+            PrefillServiceSessionRequest(credit_return=prefill_service_pb2.CreditReturn(tokens=returned))
         )

@@ -78,7 +78,8 @@ class RequestReader:
         """The validated request; raises InvalidRequest or UnknownModel, naming the field."""
         if proto.model not in ("", self._model):
             raise UnknownModel(
-                f"model {proto.model!r} is not served here; this cluster serves {self._model!r}", field="model"
+                f"model {proto.model!r} is not served here; this cluster serves {self._model!r}",
+                field="model",
             )
         if len(proto.request_id) > MAX_REQUEST_ID_CHARS:
             raise InvalidRequest(
@@ -102,7 +103,8 @@ class RequestReader:
         given = [name for name in ("text", "chat", "token_ids") if proto.HasField(name)]
         if len(given) != 1:
             raise InvalidRequest(
-                f"the request has {' and '.join(given) or 'no prompt'}; set exactly one of text, chat, token_ids",
+                f"the request has {' and '.join(given) or 'no prompt'}; set exactly one of text, chat and "
+                "token_ids",
                 field="prompt",
             )
         if proto.HasField("token_ids"):
@@ -112,9 +114,7 @@ class RequestReader:
         messages = [{"role": m.role, "content": m.content} for m in proto.chat.messages]
         return await self._text.encode_chat(messages, self._limits.max_model_len)
 
-    def _params(
-        self, proto: inference_service_pb2.GenerateRequest, num_prompt_tokens: int
-    ) -> SamplingParams:
+    def _params(self, proto: inference_service_pb2.GenerateRequest, num_prompt_tokens: int) -> SamplingParams:
         room = max(1, self._limits.max_output_tokens(num_prompt_tokens))
         given = {
             name: getattr(proto, name)
@@ -124,7 +124,9 @@ class RequestReader:
         return SamplingParams(
             **given,
             seed=proto.seed if proto.HasField("seed") else self._rng.getrandbits(64),
-            max_tokens=proto.max_tokens if proto.HasField("max_tokens") else min(self._default_max_tokens, room),
+            max_tokens=proto.max_tokens
+            if proto.HasField("max_tokens")
+            else min(self._default_max_tokens, room),
             stop_token_ids=tuple(proto.stop_token_ids),
             ignore_eos=proto.ignore_eos,
             logprobs=proto.logprobs,

@@ -61,7 +61,10 @@ class InferenceServicer(InferenceServiceServicer):
             rng=rng,
         )
 
-    async def Generate(self, request: GenerateRequest, context: Context) -> None:  # noqa: N802 - gRPC name
+    # A coroutine that writes, not a generator, so that each write has its timeout.
+    async def Generate(  # type: ignore[override]  # noqa: N802 - gRPC name
+        self, request: GenerateRequest, context: Context
+    ) -> None:
         """Streams one answer. The call's deadline is the request's; a cancelled call cancels it."""
         arrived_at = asyncio.get_running_loop().time()
         span = start_span(ROOT_SPAN, parent=_traceparent(context))

@@ -35,7 +35,10 @@ class Text:
         self._template = _compile(model.chat_template)
         self._special = {
             f"{name}_token": self._tokenizer.id_to_token(token_id) or ""
-            for name, token_id in (("bos", model.bos_token_id), ("eos", next(iter(model.eos_token_ids), None)))
+            for name, token_id in (
+                ("bos", model.bos_token_id),
+                ("eos", next(iter(model.eos_token_ids), None)),
+            )
             if token_id is not None
         }
 
@@ -63,7 +66,8 @@ class Text:
                 f"the chat has {len(messages)} messages; send between 1 and {MAX_MESSAGES}", field="chat"
             )
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special)
+            text: str = self._template.render(messages=messages, add_generation_prompt=True, **self._special)
+            return text
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", field="chat") from error
 

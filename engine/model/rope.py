@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 ROPE_TYPES = ("default", "linear", "llama3")
+_ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,8 @@ class RopeConfig:
             factor=_number(parameters, "factor"),
             low_freq_factor=_number(parameters, "low_freq_factor"),
             high_freq_factor=_number(parameters, "high_freq_factor"),
-            original_max_position_embeddings=int(_number(parameters, "original_max_position_embeddings")),
+            # Once a setting of the whole model, now of its rope parameters.
+            original_max_position_embeddings=int(_number({**config, **parameters}, _ORIGINAL_LENGTH)),
         )
 
     def inverse_frequencies(self, head_dim: int) -> list[float]:

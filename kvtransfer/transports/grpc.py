@@ -55,6 +55,7 @@ _METHOD = f"/{SERVICE_NAME}/Write"
 # worker that came back at its old address would be met with the old one's state.
 _CHANNEL_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 
+ADMITTED = ("baton-write", "admitted")
 _DRAIN_S = 1.0
 
 _Context = grpc.aio.ServicerContext[bytes, WriteResponse]
@@ -98,7 +99,7 @@ class GrpcKvService:
         loop = asyncio.get_running_loop()
         try:
             # The sender waits for this: no frame is on its way to a write that is refused.
-            await context.send_initial_metadata(())
+            await context.send_initial_metadata((ADMITTED,))
             while (request := await inbox.next()) is not None:
                 answer = request if isinstance(request, Gone) else _handle(write, request, loop.time())
                 if answer is not None:
@@ -255,7 +256,6 @@ class GrpcKvTransport:
         """Ends all writes and closes all channels; idempotent."""
         connections, self._connections = list(self._connections.values()), {}
         for connection in connections:
-            connection.is_retired = True
             await connection.channel.close()
 
 
@@ -276,7 +276,8 @@ class GrpcKvWriter:
     async def begin(self, ticket: Ticket) -> None:
         """Presents the ticket and waits until the receiver has looked at it."""
         await self._write(lambda: encode_open(ticket))
-        await self._call.initial_metadata()
+        if ADMITTED not in tuple(await self._call.initial_metadata()):
+            await self._refuse()
 
     async def send_frame(self, header: bytes, payload: memoryview) -> None:
         """Sends one frame; raises AnsweredEarly or PeerLost."""

@@ -43,9 +43,9 @@ def encode_frame(header: bytes, payload: memoryview) -> bytes:
 def decode_request(data: bytes) -> WriteRequest | memoryview:
     """A frame as a view of `data`, or any other WriteRequest; raises protobuf's DecodeError."""
     if data[:1] == _FRAME_TAG:
-        length, start = _read_varint(data, 1)
+        start = _frame_start(data)
         # Anything else behind the frame is legal protobuf, if strange; the runtime takes it.
-        if start + length == len(data):
+        if start is not None:
             return memoryview(data)[start:]
     request = WriteRequest.FromString(data)
     return memoryview(request.frame) if request.WhichOneof("message") == "frame" else request
@@ -60,13 +60,16 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(data: bytes, start: int) -> tuple[int, int]:
-    value = 0
-    for offset, byte in enumerate(data[start : start + 10]):
-        value |= (byte & 0x7F) << (7 * offset)
+def _frame_start(data: bytes) -> int | None:
+    """Where the frame begins if it reaches to the very end of the message."""
+    length = 0
+    # A length in 5 bytes has 35 bits, more than any message may have.
+    for offset, byte in enumerate(data[1:6]):
+        length |= (byte & 0x7F) << (7 * offset)
         if byte < 0x80:
-            return value, start + offset + 1
-    return 0, start
+            start = offset + 2
+            return start if start + length == len(data) else None
+    return None
 
 
 def encode_open(ticket: Ticket) -> bytes:

@@ -26,7 +26,7 @@ LEGAL = {
 }
 
 
-@pytest.mark.parametrize(("before", "after"), itertools.product(S, S))
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(S, S)))
 def test_exactly_the_legal_transitions_are_allowed(before: RequestStatus, after: RequestStatus) -> None:
     request = make_request([1, 2], status=before)
 

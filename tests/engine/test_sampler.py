@@ -60,7 +60,7 @@ def reference_survivors(
         (40, 1.0, 0.0),
         (5000, 1.0, 0.0),
         (0, 0.9, 0.0),
-        (0, 0.999999, 0.0),
+        (0, 0.9999, 0.0),
         (0, 1e-6, 0.0),
         (0, 1.0, 0.05),
         (0, 1.0, 1.0),
@@ -146,7 +146,7 @@ def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
         "temperature": np.array([0.0, 0.7, 1.0, 0.0, 1.3, 0.9]),
         "top_k": np.array([0, 10, 0, 0, 0, 3]),
         "top_p": np.array([1.0, 1.0, 0.9, 1.0, 1.0, 0.5]),
-        "seed": np.arange(6) + 2**63,
+        "seed": np.arange(6, dtype=np.uint64) + np.uint64(2**63),
     }
     together = sample(logits, arrays(6, **columns)).token_ids
 

@@ -21,7 +21,6 @@ from engine.model.weights import Checkpoint, load_decoder
 from engine.request import Request
 from engine.runner import ModelRunner
 
-
 # Nothing is a power of two, so that a swapped dimension cannot pass unnoticed.
 AWKWARD = {
     "vocab_size": 101,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -81,7 +81,9 @@ class Rig:
             num_tokens=lease.num_tokens,
         )
 
-    def tokens_of(self, cache: KVCache, block_ids: list[int] | tuple[int, ...], num_tokens: int) -> list[object]:
+    def tokens_of(
+        self, cache: KVCache, block_ids: list[int] | tuple[int, ...], num_tokens: int
+    ) -> list[object]:
         """KV by token, each [L, 2, H, D] as a list."""
         size = cache.shape.block_size
         return [
@@ -93,6 +95,9 @@ class Rig:
         sent = self.tokens_of(self.source, self.source_blocks, lease.num_tokens)
         return self.tokens_of(self.cache, block_ids, lease.num_tokens) == sent
 
+    def has_frames(self, num_frames: int) -> bool:
+        return self.receiver.counters["frames"] >= num_frames
+
     def ledger(self) -> dict[str, int]:
         return {
             "free": self.pool.num_free,
@@ -102,7 +107,13 @@ class Rig:
         }
 
 
-def make_rig(source: KVCache | None = None, cache: KVCache | None = None, **options: int) -> Rig:
+def make_rig(
+    source: KVCache | None = None,
+    cache: KVCache | None = None,
+    *,
+    incarnation: int = INCARNATION,
+    **options: int,
+) -> Rig:
     source = source or make_cache()
     cache = cache or make_cache()
     fill(source)
@@ -114,7 +125,7 @@ def make_rig(source: KVCache | None = None, cache: KVCache | None = None, **opti
     receiver = KvReceiver(
         leases,
         cache,
-        INCARNATION,
+        incarnation,
         on_committed=lambda lease, token: committed.append((lease.payload, token)),
         on_lost=lambda lease, reason: lost.append((lease.payload, reason.name)),
         **options,
@@ -130,6 +141,13 @@ def target_of(lease: Lease[str], address: str = "memory", incarnation: int = INC
         address=address,
         num_held_tokens=lease.num_held_tokens,
     )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Lets the loop run until the condition holds; fails after 5 s."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
 
 
 class MemoryWriter:

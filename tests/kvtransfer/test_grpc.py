@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc.aio
 import pytest
@@ -16,12 +15,12 @@ from baton.errors import IncompatiblePeer, KvTransferFailed, PeerLost
 from baton.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.rpc_server import Registration, RpcServer
 from baton.v1 import kv_transfer_service_pb2, kv_transfer_service_pb2_grpc
-from kvtransfer.contract import AnsweredEarly, Committed, Gone, GoneReason
+from kvtransfer.contract import Committed, Gone, GoneReason
 from kvtransfer.lease_table import Lease, LeaseState
 from kvtransfer.sender import KvSender, SenderConfig, TransferOutcome
-from kvtransfer.transports.grpc import SERVICE_NAME, GrpcKvService, GrpcKvTransport
+from kvtransfer.transports.grpc import ADMITTED, SERVICE_NAME, GrpcKvService, GrpcKvTransport
 from tests.kvtransfer.faults import FAULTS, FaultyTransport
-from tests.kvtransfer.rig import INCARNATION, TOKEN, Rig, make_cache, make_rig, target_of
+from tests.kvtransfer.rig import INCARNATION, TOKEN, Rig, make_cache, make_rig, target_of, until
 
 torch.set_num_threads(1)
 
@@ -30,9 +29,10 @@ SMALL = SenderConfig(max_frame_bytes=4000, stall_timeout_s=0.3)
 
 @asynccontextmanager
 async def serving(rig: Rig, port: int = 0) -> AsyncIterator[RpcServer]:
-    # The receiver's clock is the loop's; leases of these tests must begin there.
     service = GrpcKvService(rig.receiver)
-    async with await RpcServer.start([Registration(name=SERVICE_NAME, add=service.add_to)], port=port) as server:
+    async with await RpcServer.start(
+        [Registration(name=SERVICE_NAME, add=service.add_to)], port=port
+    ) as server:
         yield server
 
 
@@ -49,16 +49,16 @@ def reserve(rig: Rig, attempt_id: bytes = b"a", num_tokens: int = 70) -> Lease[s
     return rig.reserve(attempt_id, num_tokens, now=asyncio.get_running_loop().time())
 
 
-async def send(sender: KvSender, rig: Rig, lease: Lease[str], address: str, **options: int) -> TransferOutcome:
+async def send(
+    sender: KvSender, rig: Rig, lease: Lease[str], address: str, **options: int
+) -> TransferOutcome:
     target = target_of(lease, address, **options)
     async with sender.transfer(rig.kv_source(lease), target) as transfer:
         return await asyncio.wait_for(transfer.commit(TOKEN), 10)
 
 
 async def until_idle(rig: Rig) -> None:
-    async with asyncio.timeout(5):
-        while rig.receiver.num_open_writes:
-            await asyncio.sleep(0.005)
+    await until(lambda: rig.receiver.num_open_writes == 0)
 
 
 async def test_a_transfer_commits_and_the_channel_is_reused() -> None:
@@ -132,9 +132,7 @@ async def test_ending_a_lease_ends_a_silent_senders_stream_at_once() -> None:
         sender = KvSender(rig.source, client, SMALL)
         async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as transfer:
             transfer.blocks_ready(16)
-            async with asyncio.timeout(5):
-                while rig.receiver.counters["frames"] == 0:
-                    await asyncio.sleep(0.005)
+            await until(partial(rig.has_frames, 1))
             rig.leases.release(b"a", GoneReason.CANCELLED, asyncio.get_running_loop().time())
             assert rig.ledger() == {"free": 8, "leases": 0, "reserved": 0, "writes": 0}
             result = await asyncio.wait_for(transfer.commit(TOKEN), 5)
@@ -148,14 +146,10 @@ async def test_a_newer_stream_fences_the_older_one() -> None:
         sender = KvSender(rig.source, client, SMALL)
         async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as older:
             older.blocks_ready(16)
-            async with asyncio.timeout(5):
-                while rig.receiver.counters["frames"] == 0:
-                    await asyncio.sleep(0.005)
+            await until(partial(rig.has_frames, 1))
             async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as newer:
                 newer.blocks_ready(16)
-                async with asyncio.timeout(5):
-                    while rig.receiver.counters["frames"] < 2:
-                        await asyncio.sleep(0.005)
+                await until(partial(rig.has_frames, 2))
                 assert (await older.commit(TOKEN)).outcome == Gone(GoneReason.FENCED)
                 assert (await newer.commit(TOKEN)).outcome == Committed()
     assert rig.has_all(lease, lease.block_ids)
@@ -170,9 +164,7 @@ async def test_leaving_in_the_middle_frees_the_stream_on_both_sides() -> None:
         sender = KvSender(rig.source, client, SMALL)
         async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as transfer:
             transfer.blocks_ready(16)
-            async with asyncio.timeout(5):
-                while rig.receiver.counters["frames"] == 0:
-                    await asyncio.sleep(0.005)
+            await until(partial(rig.has_frames, 1))
         assert sender.num_open_transfers == 0
         await until_idle(rig)
         assert rig.ledger() == before
@@ -180,18 +172,15 @@ async def test_leaving_in_the_middle_frees_the_stream_on_both_sides() -> None:
 
 async def test_a_receiver_that_stops_is_peer_lost_within_the_second() -> None:
     rig = make_rig()
-    async with transport() as client:
-        async with serving(rig) as server:
-            lease = reserve(rig)
-            sender = KvSender(rig.source, client)
-            async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as transfer:
-                transfer.blocks_ready(16)
-                async with asyncio.timeout(5):
-                    while rig.receiver.counters["frames"] == 0:
-                        await asyncio.sleep(0.005)
-                await server.stop()
-                with pytest.raises(PeerLost):
-                    await asyncio.wait_for(transfer.commit(TOKEN), 1)
+    async with transport() as client, serving(rig) as server:
+        lease = reserve(rig)
+        sender = KvSender(rig.source, client)
+        async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as transfer:
+            transfer.blocks_ready(16)
+            await until(partial(rig.has_frames, 1))
+            await server.stop()
+            with pytest.raises(PeerLost):
+                await asyncio.wait_for(transfer.commit(TOKEN), 1)
 
 
 async def test_nobody_listening_is_peer_lost_and_its_channel_dropped() -> None:
@@ -206,8 +195,7 @@ async def test_nobody_listening_is_peer_lost_and_its_channel_dropped() -> None:
 
 
 async def test_a_worker_restarted_at_the_same_address_is_reached_by_a_fresh_channel() -> None:
-    first, second = make_rig(), make_rig()
-    second.receiver._incarnation = INCARNATION + 1
+    first, second = make_rig(), make_rig(incarnation=INCARNATION + 1)
     async with transport() as client:
         async with serving(first) as server:
             port = server.port
@@ -266,9 +254,7 @@ async def test_closing_the_transport_under_a_transfer_is_peer_lost() -> None:
         sender = KvSender(rig.source, client, SMALL)
         async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as transfer:
             transfer.blocks_ready(16)
-            async with asyncio.timeout(5):
-                while rig.receiver.counters["frames"] == 0:
-                    await asyncio.sleep(0.005)
+            await until(partial(rig.has_frames, 1))
             await client.close()
             with pytest.raises(PeerLost):
                 await asyncio.wait_for(transfer.commit(TOKEN), 5)
@@ -276,18 +262,74 @@ async def test_closing_the_transport_under_a_transfer_is_peer_lost() -> None:
 
 
 async def test_a_lease_that_ends_under_a_sender_at_full_speed_is_always_answered() -> None:
-    # The answer must win against the frames that are in flight, every time.
-    rig = make_rig()
+    # Frames far above the stream's window: the sender is in the middle of a write when the call ends.
+    rig = make_rig(make_cache(head_dim=2048), make_cache(head_dim=2048))
     async with serving(rig) as server, transport() as client:
-        sender = KvSender(rig.source, client, SenderConfig(max_frame_bytes=1, stall_timeout_s=5))
+        sender = KvSender(rig.source, client, SenderConfig(stall_timeout_s=5))
         for attempt in range(20):
             lease = reserve(rig, b"%d" % attempt, 120)
             async with sender.transfer(rig.kv_source(lease), target_of(lease, server.address)) as transfer:
                 commit = asyncio.create_task(transfer.commit(TOKEN))
-                before = rig.receiver.counters["frames"]
-                async with asyncio.timeout(5):
-                    while rig.receiver.counters["frames"] < before + 1 + attempt % 8:
-                        await asyncio.sleep(0)
-                rig.leases.release(lease.attempt_id, GoneReason.CANCELLED, asyncio.get_running_loop().time())
+                num_frames = rig.receiver.counters["frames"] + 1 + attempt % 4
+                await until(partial(rig.has_frames, num_frames))
+                now = asyncio.get_running_loop().time()
+                rig.leases.release(lease.attempt_id, GoneReason.CANCELLED, now)
                 assert (await commit).outcome == Gone(GoneReason.CANCELLED)
         assert rig.ledger() == {"free": 8, "leases": 0, "reserved": 0, "writes": 0}
+
+
+async def test_a_refused_write_gets_no_frame() -> None:
+    rig = make_rig()
+    async with serving(rig) as server, transport() as client:
+        sender = KvSender(rig.source, client, SMALL)
+        for attempt in range(10):
+            lease = reserve(rig, b"%d" % attempt)
+            rig.leases.release(lease.attempt_id, GoneReason.CANCELLED, asyncio.get_running_loop().time())
+            result = await send(sender, rig, lease, server.address)
+            assert result == TransferOutcome(
+                outcome=Gone(GoneReason.CANCELLED), num_bytes=0, duration_s=result.duration_s
+            )
+
+
+class DeafServer:
+    """Admits every write and never reads a frame."""
+
+    def __init__(self) -> None:
+        self.num_writes = 0
+        self.server = grpc.aio.server(options=SERVER_OPTIONS)
+        handler = grpc.stream_stream_rpc_method_handler(self._write)
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE_NAME, {"Write": handler}),)
+        )
+
+    async def _write(self, _: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        await context.send_initial_metadata((ADMITTED,))
+        self.num_writes += 1
+        await asyncio.Event().wait()
+
+    async def start(self) -> str:
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        await self.server.start()
+        return f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("end", ["stall", "server stops", "transport closes"])
+async def test_a_write_that_flow_control_holds_back_ends_by_name(end: str) -> None:
+    rig = make_rig(make_cache(head_dim=2048), make_cache(head_dim=2048))
+    deaf = DeafServer()
+    address = await deaf.start()
+    async with transport() as client:
+        sender = KvSender(rig.source, client, SenderConfig(stall_timeout_s=0.5 if end == "stall" else 5))
+        lease = reserve(rig)
+        async with sender.transfer(rig.kv_source(lease), target_of(lease, address)) as transfer:
+            commit = asyncio.create_task(transfer.commit(TOKEN))
+            await until(lambda: deaf.num_writes == 1)
+            for _ in range(200):  # let the window fill
+                await asyncio.sleep(0)
+            if end == "server stops":
+                await deaf.server.stop(0)
+            elif end == "transport closes":
+                await client.close()
+            with pytest.raises(KvTransferFailed if end == "stall" else PeerLost):
+                await asyncio.wait_for(commit, 2)
+    await deaf.server.stop(0)

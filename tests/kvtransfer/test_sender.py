@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,16 @@ from kvtransfer.contract import Committed, Gone, GoneReason, KvTransport
 from kvtransfer.lease_table import Lease, LeaseState
 from kvtransfer.sender import KvSender, SenderConfig, TransferOutcome
 from tests.kvtransfer.faults import FAULTS, FaultyTransport
-from tests.kvtransfer.rig import INCARNATION, TOKEN, MemoryTransport, Rig, make_cache, make_rig, target_of
+from tests.kvtransfer.rig import (
+    INCARNATION,
+    TOKEN,
+    MemoryTransport,
+    Rig,
+    make_cache,
+    make_rig,
+    target_of,
+    until,
+)
 
 torch.set_num_threads(1)
 
@@ -53,8 +63,7 @@ async def test_chunks_travel_while_later_ones_are_still_computed() -> None:
     rig.source.logical[rig.source_blocks[3]] = 99
     async with sender.transfer(rig.kv_source(lease), target_of(lease)) as transfer:
         transfer.blocks_ready(50)
-        while rig.receiver.counters["frames"] < 3:
-            await asyncio.sleep(0)
+        await until(partial(rig.has_frames, 3))
         for _ in range(20):
             await asyncio.sleep(0)
         assert rig.receiver.counters["frames"] == 3  # 50 tokens are three whole blocks
@@ -170,8 +179,7 @@ async def test_a_cancelled_lease_refuses_late_frames_and_counts_them() -> None:
     sender = sender_of(rig)
     async with sender.transfer(rig.kv_source(lease), target_of(lease)) as transfer:
         transfer.blocks_ready(16)
-        while rig.receiver.counters["frames"] < 1:
-            await asyncio.sleep(0)
+        await until(partial(rig.has_frames, 1))
         rig.leases.release(b"a", GoneReason.CANCELLED, 0.0)
         assert rig.ledger() == {"free": 8, "leases": 0, "reserved": 0, "writes": 0}
         rig.cache.logical.fill_(-5)
@@ -200,8 +208,7 @@ async def test_leaving_the_context_in_the_middle_leaves_the_receiver_as_before()
     tasks = asyncio.all_tasks()
     async with sender.transfer(rig.kv_source(lease), target_of(lease)) as transfer:
         transfer.blocks_ready(40)
-        while rig.receiver.counters["frames"] < 1:
-            await asyncio.sleep(0)
+        await until(partial(rig.has_frames, 1))
         assert rig.receiver.num_open_writes == 1
     assert rig.ledger() == before
     assert lease.state is LeaseState.RESERVED
@@ -214,8 +221,7 @@ async def test_cancelling_the_waiting_caller_ends_the_transfer() -> None:
     lease = rig.reserve(b"a", 70)
     sender = sender_of(rig, FaultyTransport(MemoryTransport(rig.receiver), {2: "stall"}), SenderConfig())
     task = asyncio.create_task(send(sender, rig, lease))
-    while rig.receiver.num_open_writes == 0:
-        await asyncio.sleep(0)
+    await until(lambda: rig.receiver.num_open_writes == 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

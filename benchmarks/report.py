@@ -1,0 +1,75 @@
+"""Rows of a benchmark's result, and where they are kept.
+
+A row compares one metric with one peer. ratio is above 1 when ours is better,
+whatever the unit; target is the ratio to reach. A peer that is not installed
+leaves peer and ratio null. A dated copy of every result, with the hardware in its name, goes
+to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import quantiles
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One metric. runs: how many values the median was taken of."""
+
+    metric: str
+    unit: str
+    ours: float
+    runs: int
+    peer: float | None = None
+    peer_name: str | None = None
+    ratio: float | None = None
+    target: float | None = None
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """The percentile of at least one value, interpolated."""
+    if len(values) == 1:
+        return values[0]
+    return quantiles(values, n=100, method="inclusive")[percent - 1] if percent else min(values)
+
+
+def publish(name: str, rows: list[Row], json_path: str | None, **facts: object) -> Path:
+    """Prints the rows, writes them to json_path if given, and keeps a dated copy; returns the copy's path."""
+    for row in rows:
+        print(f"{row.metric:<36} {row.ours:>10.1f} {row.unit:<10} {_versus(row)}")
+    document = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
+    if json_path is not None:
+        Path(json_path).write_text(document, encoding="utf-8")
+    now = datetime.now(UTC)
+    RESULTS.mkdir(exist_ok=True)
+    kept = RESULTS / f"{now:%Y-%m-%d}-{name}-{hardware()}.json"
+    record = {"date": now.isoformat(timespec="seconds"), "hardware": hardware(), **facts}
+    kept.write_text(
+        json.dumps({**record, "rows": [asdict(row) for row in rows]}, indent=1) + "\n", encoding="utf-8"
+    )
+    return kept
+
+
+def hardware() -> str:
+    """A short name of this machine, for file names: cores and processor."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
+        model = match.group(1) if match else model
+    slug = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    return f"{os.cpu_count()}x-{slug}"[:60]
+
+
+def _versus(row: Row) -> str:
+    if row.ratio is None:
+        return ""
+    return f"{row.ratio:5.2f}x of {row.peer_name} ({row.peer:.1f}), target {row.target}"

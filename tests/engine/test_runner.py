@@ -1,0 +1,69 @@
+"""Loading an engine from a folder, and one step of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from baton.errors import ConfigError
+from engine.batch_builder import Chunk, build_batch
+from engine.config import EngineConfig
+from engine.runner import load_engine
+from tests.engine.tiny_models import Reference, load_runner, make_request
+
+
+def test_an_engine_is_loaded_as_configured(reference_model: Reference) -> None:
+    folder, _ = reference_model()
+    config = EngineConfig(
+        model=str(folder), dtype="bfloat16", kv_dtype="float16", block_size=8, layout="NHD",
+        kv_cache_bytes=100_000,
+    )  # fmt: skip
+
+    runner = load_engine(config)
+
+    # 2 x 3 layers x 1 head x 20 elements x 2 bytes x 8 tokens = 1920 bytes a block.
+    assert runner.cache.shape.num_blocks == 52
+    assert runner.cache.shape.dtype is torch.float16
+    assert runner.model.dtype is torch.bfloat16
+    assert runner.cache.shape.layout == "NHD"
+    runner.warm_up()
+    assert bool(runner.cache.data.isfinite().all())
+
+
+def test_a_cache_below_one_block_is_refused(reference_model: Reference) -> None:
+    folder, _ = reference_model()
+    with pytest.raises(ConfigError, match="kv_cache_bytes"):
+        load_engine(EngineConfig(model=str(folder), kv_cache_bytes=1000))
+
+
+def test_a_half_precision_cache_is_close_to_a_full_one(reference_model: Reference) -> None:
+    folder, reference = reference_model()
+    config = EngineConfig(model=str(folder), kv_dtype="float16", block_size=4, kv_cache_bytes=50_000)
+    runner = load_engine(config)
+    prompt = list(range(30, 55))
+    request = make_request(prompt, block_ids=[9, 2, 7, 1, 5, 8, 3])
+
+    for count in (11, 13, 1):  # a beginning, a continued chunk and a decode step
+        batch = build_batch(1, [Chunk.of(request, count)], 4)
+        logits = runner.logits(dataclasses.replace(batch, logits_rows=np.array([count - 1])))
+        request.num_computed_tokens += count
+
+    expected = reference(torch.tensor([prompt])).logits[0, -1]
+    assert (logits[0] - expected).abs().max() < 0.02
+
+
+def test_a_poisoned_sequence_fails_alone(reference_model: Reference) -> None:
+    folder, _ = reference_model()
+    runner = load_runner(folder)
+    healthy = make_request([5, 6, 7, 8, 9, 10], block_ids=[11, 3])
+    poisoned = make_request([5, 6, 7, 8, 9, 10], number=1, block_ids=[4, 6], num_computed_tokens=5)
+
+    # The cache is NaN, and the second request claims that five tokens are computed.
+    output = runner.run(build_batch(3, [Chunk.of(healthy, 6), Chunk.of(poisoned, 1)], 4))
+
+    assert output.step_id == 3
+    assert output.finite.tolist() == [True, False]
+    assert output.duration_s > 0

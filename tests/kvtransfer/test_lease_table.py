@@ -1,0 +1,279 @@
+"""The arbiter of leases: its races decided, and its books balanced under random use."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from baton.errors import Cancelled, InvalidRequest, Overloaded
+from engine.block_pool import BlockPool
+from kvtransfer.contract import Committed, Gone, GoneReason
+from kvtransfer.lease_table import Lease, LeaseState, LeaseTable, Refusal
+
+A, B, C = b"attempt-a", b"attempt-b", b"attempt-c"
+
+
+@pytest.fixture
+def pool() -> BlockPool:
+    return BlockPool(8, 16)
+
+
+@pytest.fixture
+def table(pool: BlockPool) -> LeaseTable[str]:
+    return LeaseTable(pool, rng=random.Random(3), ttl_s=10, tombstone_s=30, retry_after_s=0.5)
+
+
+def reserve(table: LeaseTable[str], attempt_id: bytes, num_blocks: int = 2, now: float = 0.0) -> Lease[str]:
+    lease = table.reserve(attempt_id, "request", num_blocks=num_blocks, num_tokens=num_blocks * 16, now=now)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def refusal(table: LeaseTable[str], attempt_id: bytes, num_blocks: int = 2, now: float = 0.0) -> Refusal:
+    answer = table.reserve(attempt_id, "request", num_blocks=num_blocks, num_tokens=16, now=now)
+    assert isinstance(answer, Refusal)
+    return answer
+
+
+def test_a_reservation_takes_blocks_and_gives_a_ticket(table: LeaseTable[str], pool: BlockPool) -> None:
+    lease, other = reserve(table, A, 3), reserve(table, B, 2)
+    assert (len(lease.lease_id), len(lease.block_ids), lease.payload) == (16, 3, "request")
+    assert lease.lease_id != other.lease_id
+    assert set(lease.block_ids).isdisjoint(other.block_ids)
+    assert lease.state is LeaseState.RESERVED
+    assert (table.num_leases, table.num_reserved_blocks, pool.num_free) == (2, 5, 3)
+
+
+def test_a_full_pool_refuses_with_a_retry_hint(table: LeaseTable[str], pool: BlockPool) -> None:
+    reserve(table, A, 7)
+    error = refusal(table, B, 2).error
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_s == 0.5
+    assert pool.num_free == 1
+
+
+def test_what_never_fits_is_an_invalid_request(table: LeaseTable[str]) -> None:
+    error = refusal(table, A, 9).error
+    assert isinstance(error, InvalidRequest)
+    assert "9 blocks and this worker has 8 in all" in error.message
+
+
+def test_an_attempt_has_one_lease(table: LeaseTable[str]) -> None:
+    reserve(table, A)
+    error = refusal(table, A).error
+    assert isinstance(error, InvalidRequest)
+    assert error.field == "attempt_id"
+
+
+def test_a_cancel_that_overtakes_its_reserve_leaves_a_tombstone(table: LeaseTable[str]) -> None:
+    assert table.release(A, GoneReason.CANCELLED, now=0.0) is None
+    assert isinstance(refusal(table, A, now=29.9).error, Cancelled)
+    assert isinstance(reserve(table, A, now=30.0), Lease)
+
+
+def test_release_returns_the_blocks_once(table: LeaseTable[str], pool: BlockPool) -> None:
+    lease = reserve(table, A)
+    assert table.release(A, GoneReason.CANCELLED, 1.0) is lease
+    assert (pool.num_free, table.num_leases, lease.state) == (8, 0, LeaseState.RELEASED)
+    assert table.release(A, GoneReason.FAILED, 2.0) is None
+    assert pool.num_free == 8
+    assert table.accept(lease.lease_id, A, 3.0) == Gone(GoneReason.CANCELLED)
+
+
+def test_only_the_ticket_of_the_same_attempt_is_accepted(table: LeaseTable[str]) -> None:
+    lease, other = reserve(table, A), reserve(table, B)
+    assert table.accept(bytes(16), A, 0.0) == Gone(GoneReason.UNKNOWN)
+    assert table.accept(b"", A, 0.0) == Gone(GoneReason.UNKNOWN)
+    assert table.accept(other.lease_id, A, 0.0) == Gone(GoneReason.FENCED)
+    assert table.accept(lease.lease_id, C, 0.0) == Gone(GoneReason.FENCED)
+    assert table.num_refused_writes == 4
+    assert table.accept(lease.lease_id, A, 0.0) is lease
+    assert lease.state is LeaseState.RECEIVING
+
+
+def test_a_lease_ends_exactly_at_its_deadline(table: LeaseTable[str], pool: BlockPool) -> None:
+    lease = reserve(table, A)
+    assert table.accept(lease.lease_id, A, 9.999) is lease
+    assert table.check(lease, 9.999) is None
+    assert table.accept(lease.lease_id, A, 10.0) == Gone(GoneReason.EXPIRED)
+    assert table.check(lease, 10.0) == Gone(GoneReason.EXPIRED)
+    assert table.commit(lease, 10.0) == Gone(GoneReason.EXPIRED)
+    table.renew([A], 10.0)
+    assert table.expire(10.0) == [lease]
+    assert pool.num_free == 8
+    assert table.accept(lease.lease_id, A, 11.0) == Gone(GoneReason.EXPIRED)
+
+
+def test_renewals_keep_leases_alive_and_reorder_the_deadlines(table: LeaseTable[str]) -> None:
+    first, second = reserve(table, A), reserve(table, B, now=1.0)
+    assert table.next_deadline() == 10.0
+    table.renew([A, C], 5.0)
+    assert table.next_deadline() == 11.0
+    assert table.expire(11.0) == [second]
+    assert table.next_deadline() == 15.0
+    assert table.expire(15.0) == [first]
+    assert table.next_deadline() == 41.0  # the tombstone of B
+    assert table.expire(45.0) == []
+    assert (table.next_deadline(), table.num_tombstones) == (None, 0)
+
+
+def test_commit_hands_the_blocks_over(table: LeaseTable[str], pool: BlockPool) -> None:
+    lease = reserve(table, A)
+    table.accept(lease.lease_id, A, 1.0)
+    assert table.commit(lease, 1.0) == Committed()
+    assert table.commit(lease, 1.0) == Committed()
+    assert (table.num_reserved_blocks, table.num_uncommitted, table.num_leases) == (0, 0, 1)
+    assert table.accept(lease.lease_id, A, 2.0) is lease  # a sender that missed the answer
+    assert lease.state is LeaseState.COMMITTED
+    assert table.check(lease, 2.0) == Gone(GoneReason.UNKNOWN)  # but no frame any more
+    assert table.release(A, GoneReason.CANCELLED, 3.0) is lease
+    assert pool.num_free == 6  # they are the caller's
+    pool.release(lease.block_ids)
+
+
+def test_a_committed_lease_expires_with_its_router_and_its_blocks_stay_the_callers(
+    table: LeaseTable[str], pool: BlockPool
+) -> None:
+    lease = reserve(table, A)
+    table.commit(lease, 1.0)
+    table.renew([A], 5.0)
+    assert table.expire(14.9) == []
+    assert table.expire(15.0) == [lease]
+    assert (pool.num_free, table.num_leases) == (6, 0)
+
+
+def test_abort_and_commit_whoever_comes_first_wins(table: LeaseTable[str], pool: BlockPool) -> None:
+    aborted, committed = reserve(table, A), reserve(table, B)
+    assert table.abort_if_uncommitted(A, 1.0) == Gone(GoneReason.CANCELLED)
+    assert table.commit(aborted, 1.0) == Gone(GoneReason.CANCELLED)
+    assert table.abort_if_uncommitted(A, 2.0) == Gone(GoneReason.CANCELLED)
+    table.commit(committed, 1.0)
+    assert table.abort_if_uncommitted(B, 1.0) == Committed()
+    assert committed.state is LeaseState.COMMITTED
+    table.release(B, GoneReason.CANCELLED, 2.0)
+    assert table.abort_if_uncommitted(B, 3.0) == Committed()  # it was, and has finished since
+    assert table.abort_if_uncommitted(C, 3.0) == Gone(GoneReason.CANCELLED)
+    assert isinstance(refusal(table, C, now=4.0).error, Cancelled)
+    assert pool.num_free == 6
+
+
+def test_an_abort_after_the_deadline_says_expired(table: LeaseTable[str]) -> None:
+    reserve(table, A)
+    assert table.abort_if_uncommitted(A, 10.0) == Gone(GoneReason.EXPIRED)
+
+
+def test_a_lost_stream_leaves_the_lease_for_another(table: LeaseTable[str]) -> None:
+    lease = reserve(table, A)
+    table.accept(lease.lease_id, A, 1.0)
+    table.rewind(lease)
+    assert lease.state is LeaseState.RESERVED
+    assert table.accept(lease.lease_id, A, 2.0) is lease
+    table.commit(lease, 2.0)
+    table.rewind(lease)
+    assert lease.state is LeaseState.COMMITTED
+
+
+def test_the_stream_of_a_lease_hears_of_its_end_once(table: LeaseTable[str]) -> None:
+    heard: list[Gone] = []
+    lease, committed = reserve(table, A), reserve(table, B)
+    lease.on_ended = committed.on_ended = heard.append
+    table.commit(committed, 0.0)
+    table.release(B, GoneReason.CANCELLED, 1.0)
+    assert heard == []
+    table.expire(10.0)
+    table.release(A, GoneReason.CANCELLED, 11.0)
+    assert heard == [Gone(GoneReason.EXPIRED)]
+
+
+def test_tombstones_are_bounded(pool: BlockPool) -> None:
+    table: LeaseTable[str] = LeaseTable(pool, rng=random.Random(3), max_tombstones=2)
+    for attempt_id in (A, B, C):
+        table.release(attempt_id, GoneReason.CANCELLED, 0.0)
+    assert table.num_tombstones == 2
+    assert isinstance(reserve(table, A), Lease)
+    assert isinstance(refusal(table, C).error, Cancelled)
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Random calls in random order; the pool's books must balance after each."""
+
+    @initialize()
+    def start(self) -> None:
+        self.pool = BlockPool(6, 16)
+        self.table: LeaseTable[None] = LeaseTable(self.pool, rng=random.Random(5), ttl_s=10, tombstone_s=30)
+        self.now = 0.0
+        self.leases: list[Lease[None]] = []
+        self.owned: dict[bytes, list[int]] = {}  # blocks this caller got by commit
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 4.0, 11.0, 40.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(name=st.integers(0, 5), num_blocks=st.integers(0, 7))
+    def reserve(self, name: int, num_blocks: int) -> None:
+        answer = self.table.reserve(
+            bytes([name]), None, num_blocks=num_blocks, num_tokens=num_blocks * 16, now=self.now
+        )
+        if isinstance(answer, Lease):
+            self.leases.append(answer)
+
+    @rule(name=st.integers(0, 5))
+    def renew(self, name: int) -> None:
+        self.table.renew([bytes([name])], self.now)
+
+    @rule(data=st.data())
+    def accept_or_commit(self, data: st.DataObject) -> None:
+        if not self.leases:
+            return
+        lease = data.draw(st.sampled_from(self.leases))
+        was_live = lease.is_uncommitted and self.now < lease.expires_at
+        if data.draw(st.booleans()):
+            self.table.accept(lease.lease_id, lease.attempt_id, self.now)
+            return
+        outcome = self.table.commit(lease, self.now)
+        assert (outcome == Committed()) == (was_live or lease.state is LeaseState.COMMITTED)
+        if was_live:
+            self.owned[lease.attempt_id] = list(lease.block_ids)
+
+    @rule(name=st.integers(0, 5), abort=st.booleans())
+    def end(self, name: int, abort: bool) -> None:
+        attempt_id = bytes([name])
+        if abort:
+            self.table.abort_if_uncommitted(attempt_id, self.now)
+            return
+        lease = self.table.release(attempt_id, GoneReason.CANCELLED, self.now)
+        if lease is not None:
+            self.pool.release(self.owned.pop(attempt_id, []))
+        assert self.table.num_tombstones > 0
+
+    @rule()
+    def expire(self) -> None:
+        for lease in self.table.expire(self.now):
+            self.pool.release(self.owned.pop(lease.attempt_id, []))
+        deadline = self.table.next_deadline()
+        assert deadline is None or deadline > self.now
+
+    @invariant()
+    def books_balance(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        held = sum(len(ids) for ids in self.owned.values())
+        assert self.pool.num_free + self.table.num_reserved_blocks + held == 6
+        assert self.table.num_leases == sum(lease.state is not LeaseState.RELEASED for lease in self.leases)
+        blocks = [b for lease in self.leases if lease.is_uncommitted for b in lease.block_ids]
+        blocks += [b for ids in self.owned.values() for b in ids]
+        assert len(blocks) == len(set(blocks))
+
+    def teardown(self) -> None:
+        for _ in range(2):  # leases end first, their tombstones later
+            self.now += 1000
+            self.expire()
+        assert (self.pool.num_free, self.table.num_leases, self.table.num_tombstones) == (6, 0, 0)
+
+
+LeaseMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLeaseMachine = LeaseMachine.TestCase

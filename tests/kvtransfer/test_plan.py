@@ -1,0 +1,94 @@
+"""How sequences are cut into frames, against a count of (block, layer) cells."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtransfer.contract import KvFormat
+from kvtransfer.plan import FramePlan, plan_frames
+
+# 2 x 2 heads x 16 tokens x 8 dims x 4 bytes = 2,048 bytes per block and layer.
+FORMAT = KvFormat(dtype="float32", layout="HND", block_size=16, num_layers=3, num_kv_heads=2, head_dim=8)
+
+
+def ranges(frames: list) -> list[tuple[int, int, int, int, int]]:
+    return [(f.first_block, f.num_blocks, f.num_tokens, f.first_layer, f.num_layers) for f in frames]
+
+
+def test_small_blocks_share_a_frame() -> None:
+    frames = plan_frames(FORMAT, num_tokens=70, max_frame_bytes=2 * 3 * 2048)
+    assert ranges(frames) == [(0, 2, 32, 0, 3), (2, 2, 32, 0, 3), (4, 1, 6, 0, 3)]
+    assert [frame.index for frame in frames] == [0, 1, 2]
+
+
+def test_a_block_larger_than_a_frame_is_split_along_its_layers() -> None:
+    frames = plan_frames(FORMAT, num_tokens=20, max_frame_bytes=2 * 2048)
+    assert ranges(frames) == [(0, 1, 16, 0, 2), (0, 1, 16, 2, 1), (1, 1, 4, 0, 2), (1, 1, 4, 2, 1)]
+
+
+def test_one_block_of_one_layer_is_the_smallest_frame() -> None:
+    frames = plan_frames(FORMAT, num_tokens=16, max_frame_bytes=1)
+    assert ranges(frames) == [(0, 1, 16, 0, 1), (0, 1, 16, 1, 1), (0, 1, 16, 2, 1)]
+
+
+def test_blocks_wholly_held_do_not_travel() -> None:
+    assert ranges(plan_frames(FORMAT, num_tokens=50, num_held_tokens=32)) == [(2, 2, 18, 0, 3)]
+    assert ranges(plan_frames(FORMAT, num_tokens=50, num_held_tokens=31)) == [(1, 3, 34, 0, 3)]
+    assert plan_frames(FORMAT, num_tokens=50, num_held_tokens=50) == []
+
+
+def test_more_held_than_there_is_is_an_error() -> None:
+    with pytest.raises(ValueError, match="num_held_tokens is 51"):
+        plan_frames(FORMAT, num_tokens=50, num_held_tokens=51)
+
+
+def test_only_whole_blocks_go_before_the_last_chunk() -> None:
+    plan = FramePlan(FORMAT, num_tokens=50)
+    assert plan.advance(15) == []
+    assert ranges(plan.advance(33)) == [(0, 2, 32, 0, 3)]
+    assert plan.advance(47) == []
+    assert not plan.is_complete
+    assert ranges(plan.advance(50)) == [(2, 2, 18, 0, 3)]
+    assert plan.is_complete
+    assert [frame.index for frame in plan.frames] == [0, 1]
+
+
+@given(
+    num_tokens=st.integers(1, 200),
+    held=st.floats(0, 1),
+    steps=st.lists(st.integers(0, 220), max_size=8),
+    max_frame_bytes=st.integers(1, 40_000),
+    block_size=st.sampled_from([1, 7, 16, 32]),
+)
+def test_every_cell_not_held_travels_exactly_once_after_it_is_computed(
+    num_tokens: int, held: float, steps: list[int], max_frame_bytes: int, block_size: int
+) -> None:
+    fmt = KvFormat(
+        dtype="bfloat16", layout="NHD", block_size=block_size, num_layers=3, num_kv_heads=2, head_dim=8
+    )
+    num_held_tokens = int(held * num_tokens)
+    plan = FramePlan(
+        fmt, num_tokens=num_tokens, num_held_tokens=num_held_tokens, max_frame_bytes=max_frame_bytes
+    )
+    cells: Counter[tuple[int, int]] = Counter()
+    computed = 0
+    for step in [*steps, num_tokens]:
+        computed = max(computed, step)
+        for frame in plan.advance(computed):
+            assert frame.first_block * block_size + frame.num_tokens <= min(computed, num_tokens)
+            size = frame.num_blocks * frame.num_layers * 2 * 2 * 8 * block_size * 2
+            assert size <= max_frame_bytes or (frame.num_blocks, frame.num_layers) == (1, 1)
+            cells.update(
+                (frame.first_block + block, frame.first_layer + layer)
+                for block in range(frame.num_blocks)
+                for layer in range(frame.num_layers)
+            )
+    needed = {
+        (token // block_size, layer) for token in range(num_held_tokens, num_tokens) for layer in range(3)
+    }
+    assert cells == Counter(needed)
+    assert [frame.index for frame in plan.frames] == list(range(len(plan.frames)))
