@@ -22,7 +22,7 @@ from typing import Any, Self
 import grpc.aio
 
 from baton.answer import Chunk, ModelInfo, Summary
-from baton.errors import BatonError, InternalError, InvalidRequest, Unavailable
+from baton.errors import BatonError, Cancelled, InternalError, InvalidRequest, Unavailable
 from baton.rpc import open_channel, translate
 from baton.telemetry import ROOT_SPAN, Span, start_span
 from baton.v1 import inference_service_pb2
@@ -134,6 +134,12 @@ class Generation:
             failure = translate(error)
             self._span.fail(failure)
             raise failure from None
+        except asyncio.CancelledError:
+            # gRPC raises this too when cancel() or close() ends the call under its reader.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise Cancelled("the generation was cancelled on this side") from None
         finally:
             self.cancel()
 

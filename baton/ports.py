@@ -19,7 +19,8 @@ class Session(Protocol[SendT, RecvT]):
     """One ordered, bidirectional conversation with one incarnation of a peer.
 
     Iterating yields the peer's messages until the session ends; it then raises
-    PeerLost, or stops quietly if close() was called on this side.
+    PeerLost (IncompatiblePeer if the peer refused this process), or stops quietly
+    if close() was called on this side.
     """
 
     @property

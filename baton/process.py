@@ -63,9 +63,14 @@ async def run_until(
         await asyncio.gather(stopped, *tasks, return_exceptions=True)
 
 
-async def _until_stopped(role: Role) -> None:
-    stop = asyncio.Event()
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Lets SIGTERM and SIGINT set the event; call it again after a library has taken the signals over."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+
+
+async def _until_stopped(role: Role) -> None:
+    stop = asyncio.Event()
+    stop_on_signals(stop)
     await role(stop)

@@ -104,7 +104,10 @@ class EmbeddedRedis:
 
     async def _spawn(self, binary: Path) -> Process:
         command = tethered([str(binary), "-"], signal_number=signal.SIGKILL)
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL)
+        # In a session of its own: Ctrl-C at the terminal must not end it before those who use it.
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
+        )
         # Less than a pipe's buffer, so this cannot block; the end of input makes the server start.
         if process.stdin is not None:
             process.stdin.write(self._config().encode())

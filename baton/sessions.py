@@ -13,9 +13,10 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from baton.errors import PeerLost
+from baton.errors import BatonError, IncompatiblePeer, PeerLost
 from baton.logs import get_logger
 from baton.ports import Session
+from baton.rpc import translate
 
 SendT = TypeVar("SendT")
 RecvT = TypeVar("RecvT")
@@ -53,6 +54,7 @@ class StreamSession(Generic[SendT, RecvT]):
         self._hang_up = hang_up
         self._outbox: asyncio.Queue[SendT] = asyncio.Queue(OUTBOX_MESSAGES)
         self._closed = False
+        self._overflowed = False
         self._writer = asyncio.create_task(self._drain(), name=f"session-writer-{peer}")
         self._last_received = asyncio.get_running_loop().time()
 
@@ -77,18 +79,29 @@ class StreamSession(Generic[SendT, RecvT]):
         try:
             self._outbox.put_nowait(message)
         except asyncio.QueueFull:
+            self._overflowed = True
             self._shut()
-            raise PeerLost(f"{self._peer} does not read: {OUTBOX_MESSAGES} messages are waiting") from None
+            raise self._lost_by_overflow() from None
 
     async def __aiter__(self) -> AsyncIterator[RecvT]:
-        """The peer's messages; raises PeerLost when the stream breaks or ends on the other side."""
+        """The peer's messages; raises PeerLost when the stream breaks or ends on the other side.
+
+        Raises IncompatiblePeer if the peer ended the stream because it refuses this process.
+        """
         try:
             async for message in self._incoming:
                 self._last_received = asyncio.get_running_loop().time()
                 yield message
         except grpc.RpcError as error:
             if not self._closed:
-                raise PeerLost(f"the session with {self._peer} broke: {_reason(error)}") from error
+                raise self._broken(error) from error
+        except asyncio.CancelledError:
+            # gRPC raises this too when the call is hung up under its reader.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+        if self._overflowed:
+            raise self._lost_by_overflow()
         if not self._closed:
             raise PeerLost(f"{self._peer} ended the session")
 
@@ -102,6 +115,16 @@ class StreamSession(Generic[SendT, RecvT]):
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+    def _broken(self, error: grpc.RpcError) -> BatonError:
+        failure = translate(error) if isinstance(error, grpc.aio.AioRpcError) else None
+        if isinstance(failure, IncompatiblePeer):
+            return failure
+        reason = failure.message if failure is not None else str(error)
+        return PeerLost(f"the session with {self._peer} broke: {reason}")
+
+    def _lost_by_overflow(self) -> PeerLost:
+        return PeerLost(f"{self._peer} does not read: {OUTBOX_MESSAGES} messages are waiting")
 
     def _shut(self) -> None:
         if not self._closed:
@@ -188,9 +211,3 @@ async def first_message(incoming: AsyncIterator[RecvT], peer: str, timeout_s: fl
             return await anext(incoming)
     except (TimeoutError, StopAsyncIteration):
         raise PeerLost(f"{peer} did not introduce itself within {timeout_s:g} s") from None
-
-
-def _reason(error: grpc.RpcError) -> str:
-    return (
-        str(error.details() or error.code().name) if isinstance(error, grpc.aio.AioRpcError) else str(error)
-    )

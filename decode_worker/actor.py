@@ -10,16 +10,20 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from concurrent.futures import Future
 from typing import Any
 
-from baton.logs import configure_logging
+from baton.errors import BatonError
+from baton.logs import configure_logging, get_logger
 from baton.telemetry import configure_tracing, shutdown_tracing
 from decode_worker.config import DecodeConfig
 from decode_worker.serve import serve
 
+log = get_logger(__name__)
+
 
 class DecodeWorker:
-    """Runs one decode worker for as long as the actor lives.
+    """Runs one decode worker for as long as the actor lives; it serves when the constructor returns.
 
     settings: fields of DecodeConfig that differ from its defaults; Ray hands them
         to every restart.
@@ -31,24 +35,43 @@ class DecodeWorker:
         configure_tracing("baton-decode", self._config.name, self._config.trace_file or None)
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
+        self._serving: Future[None] = Future()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="decode-worker", daemon=True)
         self._thread.start()
+        self._serving.result()
 
     def describe(self) -> dict[str, Any]:
         """Name and process id, to see that the actor is alive."""
         return {"name": self._config.name, "pid": os.getpid()}
+
+    def wait_closed(self) -> None:
+        """Returns after shutdown(); the caller hears of any other end from Ray."""
+        self._ended.wait()
 
     def shutdown(self) -> None:
         """Leaves the registry and stops serving; returns when that is done."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(self._config.drain_s + 5.0)
         shutdown_tracing()
+        self._ended.set()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(serve(self._config, self._stop))
+            self._loop.run_until_complete(
+                serve(self._config, self._stop, on_serving=lambda: self._serving.set_result(None))
+            )
+        except Exception as error:
+            reason = error.message if isinstance(error, BatonError) else str(error)
+            log.exception("decode worker failed", reason=reason)
+            if not self._serving.done():
+                self._serving.set_exception(error)
+                return
         finally:
-            if not self._stop.is_set():
-                # Without its worker the actor is of no use. Only a dead process makes Ray start a new one.
-                os._exit(1)
+            self._leave_if_useless()
+
+    def _leave_if_useless(self) -> None:
+        """Without its worker the actor is of no use, and only a dead process makes Ray start a new one."""
+        if self._serving.exception() is None and not self._stop.is_set():
+            os._exit(1)

@@ -3,6 +3,8 @@
 Ray is called when workers are placed, restarted or removed, never per request.
 Without an address the pool starts a Ray of its own on loopback, which ends with
 the pool; on a given cluster the actors are detached from this process.
+
+Import it after prepare_environment(): Ray reads its environment once.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -31,6 +35,8 @@ SLOT = "baton_decode"
 MAX_SLOTS = 64
 # Tokens and KV never pass through Ray's object store; this is the least it accepts.
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
+# One call waits for the actor's end as long as it lives; the others must not wait behind it.
+ACTOR_THREADS = 4
 
 
 class DecodePool:
@@ -44,9 +50,21 @@ class DecodePool:
 
     @classmethod
     async def start(cls, config: PoolConfig) -> DecodePool:
-        """Connects to Ray and places the workers; raises Unavailable if there is no room for them."""
-        # Ray's start-up blocks for seconds and has no asynchronous form.
-        return await asyncio.to_thread(cls._start, config)
+        """Connects to Ray, places the workers and waits until they serve.
+
+        Raises Unavailable if there is no room for them or one of them cannot serve.
+        """
+        # Ray's start-up blocks for seconds and has no asynchronous form. The thread must live as long
+        # as Ray does, because the kernel ends Ray's processes with the thread that started them; the
+        # threads of to_thread() live until the loop is closed.
+        pool = await asyncio.to_thread(cls._start, config)
+        try:
+            for name, actor in pool._actors.items():
+                await _until_serving(name, actor)
+        except BaseException:
+            await pool.close()
+            raise
+        return pool
 
     @classmethod
     def _start(cls, config: PoolConfig) -> DecodePool:
@@ -67,6 +85,12 @@ class DecodePool:
             pool._place(index, bundle)
         return pool
 
+    async def watch(self) -> None:
+        """Follows the actors until cancelled; raises Unavailable when Ray cannot bring one back."""
+        async with asyncio.TaskGroup() as group:
+            for name, actor in self._actors.items():
+                group.create_task(_watch(name, actor), name=f"watch {name}")
+
     async def close(self) -> None:
         """Drains and removes the workers, frees their places, and ends a local Ray."""
         await asyncio.to_thread(self._close)
@@ -81,6 +105,7 @@ class DecodePool:
             num_cpus=bundle.get("CPU", 0.0),
             resources={SLOT: 1.0} if SLOT in bundle else {},
             max_restarts=-1,
+            max_concurrency=ACTOR_THREADS,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=index
             ),
@@ -98,7 +123,6 @@ class DecodePool:
 
 def _connect(config: PoolConfig) -> str:
     """Joins or starts Ray; returns the dashboard's URL, or "" if there is none."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if config.ray_address:
         context = ray.init(address=config.ray_address, namespace=config.namespace, log_to_driver=False)
     else:
@@ -112,6 +136,7 @@ def _connect(config: PoolConfig) -> str:
             dashboard_host=LOOPBACK,
             dashboard_port=config.dashboard_port,
             _node_ip_address=LOOPBACK,
+            _temp_dir=config.ray_dir or None,
             log_to_driver=False,
             configure_logging=False,
         )
@@ -119,7 +144,29 @@ def _connect(config: PoolConfig) -> str:
     return f"http://{url}" if url else ""
 
 
+async def _watch(name: str, actor: Any) -> None:
+    """Logs each death and return of one actor; a failed return is raised."""
+    while True:
+        try:
+            await actor.wait_closed.remote()
+        except RayActorError:
+            log.warning("decode worker lost", worker=name)
+        else:
+            return
+        await _until_serving(name, actor)
+
+
+async def _until_serving(name: str, actor: Any) -> None:
+    """Waits for the actor's constructor, across restarts; raises Unavailable when it fails."""
+    try:
+        facts = await actor.describe.options(max_task_retries=-1).remote()
+    except RayError as error:
+        raise Unavailable(f"{name} cannot serve: {error}") from None
+    log.info("decode worker serving", worker=name, pid=facts["pid"])
+
+
 def _settings(config: PoolConfig, name: str) -> dict[str, Any]:
-    """What one worker needs to know: every field of DecodeConfig, with its own name."""
+    """What one worker needs to know: every field of DecodeConfig, with its own name and log."""
     settings = {spec.name: getattr(config, spec.name) for spec in fields(DecodeConfig)}
-    return settings | {"name": name, "port": 0, "ready_file": ""}
+    log_file = str(Path(config.log_dir) / f"{name}.log") if config.log_dir else config.log_file
+    return settings | {"name": name, "port": 0, "ready_file": "", "log_file": log_file}

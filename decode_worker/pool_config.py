@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from baton.errors import ConfigError
 from decode_worker.config import DecodeConfig
 
+# A socket's path is limited to 107 bytes, of which Ray's session folder takes the rest.
+MAX_RAY_DIR_CHARS = 30
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -19,6 +21,10 @@ class PoolConfig(DecodeConfig):
         default="", metadata={"help": "Ray cluster to use; empty starts one on this machine"}
     )
     dashboard_port: int = field(default=8265, metadata={"help": "port of a local Ray's dashboard"})
+    ray_dir: str = field(
+        default="", metadata={"help": "folder of a local Ray, at most 30 characters; empty for Ray's own"}
+    )
+    log_dir: str = field(default="", metadata={"help": "each worker logs to a file of its name here"})
     placement: str = field(default="PACK", metadata={"help": "PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"})
     placement_timeout_s: float = field(
         default=60.0, metadata={"help": "longest wait for Ray to find room for the workers"}
@@ -28,6 +34,11 @@ class PoolConfig(DecodeConfig):
         DecodeConfig.__post_init__(self)
         if self.workers < 1:
             raise ConfigError(f"workers is {self.workers}; it must be at least 1", field="workers")
+        if len(self.ray_dir) > MAX_RAY_DIR_CHARS:
+            raise ConfigError(
+                f"ray_dir is {self.ray_dir!r}; Ray's sockets leave room for {MAX_RAY_DIR_CHARS} characters",
+                field="ray_dir",
+            )
         if self.placement not in STRATEGIES:
             raise ConfigError(
                 f"placement is {self.placement!r}; it must be one of {', '.join(STRATEGIES)}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections.abc import Callable
 from functools import partial
 
 from baton.identity import Identity
@@ -24,8 +25,13 @@ from engine.engine import Engine
 from kvtransfer.transports.grpc import SERVICE_NAME, GrpcKvService
 
 
-async def serve(config: DecodeConfig, stop: asyncio.Event) -> None:
-    """Loads the model, serves sessions and KV writes, and announces the worker until stop is set."""
+async def serve(
+    config: DecodeConfig, stop: asyncio.Event, *, on_serving: Callable[[], None] = lambda: None
+) -> None:
+    """Loads the model, serves sessions and KV writes, and announces the worker until stop is set.
+
+    on_serving: called once the worker is announced.
+    """
     model = ModelDir.open(config.model)
     rng = random.SystemRandom()
     identity = Identity.draw(config.name, common_pb2.ROLE_DECODE, model.fingerprint(), rng)
@@ -47,6 +53,7 @@ async def serve(config: DecodeConfig, stop: asyncio.Event) -> None:
             await server.set_serving(True)
             async with registering(registry, info, config.registry_ttl_s):
                 write_ready_file(config.ready_file, address=server.address, pid=os.getpid())
+                on_serving()
                 await run_until(stop, worker.run())
     await engine.close()
 

@@ -184,6 +184,9 @@ class DecodeWorker:
         self._steps.wake()
 
     def _lost(self, lease: Lease[Attempt], reason: GoneReason) -> None:
+        """A lease ended without its router's doing: the router hears of it, and the attempt ends."""
+        gone = decode_service_pb2.LeaseOutcome(attempt_id=lease.attempt_id, gone=to_wire_reason(reason))
+        self._send(lease.payload.session, DecodeServiceSessionResponse(lease_outcome=gone))
         self._end(lease.payload, reason)
 
     def _on_step(self, events: list[Event]) -> None:
@@ -243,18 +246,20 @@ class DecodeWorker:
 
     def _watch_expiry(self) -> None:
         deadline = self._leases.next_deadline()
-        if self._expiry is None and deadline is not None:
-            self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
+        if deadline is None:
+            return
+        if self._expiry is not None:
+            # A tombstone's deadline may be set while a new lease ends before it.
+            if self._expiry.when() <= deadline:
+                return
+            self._expiry.cancel()
+        self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
 
     def _expire(self) -> None:
-        """Ends what no router renews any more. Fires at the earliest deadline, which renewals may have moved."""
+        """Ends what no router renews any more. Fires at the earliest deadline; renewals may have moved it."""
         self._expiry = None
         for lease in self._leases.expire(asyncio.get_running_loop().time()):
-            gone = decode_service_pb2.LeaseOutcome(
-                attempt_id=lease.attempt_id, gone=to_wire_reason(GoneReason.EXPIRED)
-            )
-            self._send(lease.payload.session, DecodeServiceSessionResponse(lease_outcome=gone))
-            self._end(lease.payload, GoneReason.EXPIRED)
+            self._lost(lease, GoneReason.EXPIRED)
         self._watch_expiry()
 
     def _send(self, session: RouterSession, message: DecodeServiceSessionResponse) -> None:

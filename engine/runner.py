@@ -15,6 +15,7 @@ import torch
 from baton.models import ModelDir
 from engine.batch import ForwardBatch, SamplingArrays, StepOutput
 from engine.config import EngineConfig, ModelConfig
+from engine.host_memory import keep_freed_memory
 from engine.kv_cache import CacheShape, KVCache, num_blocks_in
 from engine.model.weights import Checkpoint, load_decoder
 from engine.sampler import sample
@@ -68,6 +69,8 @@ def load_engine(config: EngineConfig, model_dir: ModelDir | None = None) -> Mode
     """
     if config.threads:
         torch.set_num_threads(config.threads)
+    if config.device == "cpu":
+        keep_freed_memory()
     model_dir = model_dir or ModelDir.open(config.model)
     model_config = ModelConfig.from_hf(model_dir.config, model_dir.generation_config)
     checkpoint = Checkpoint(model_dir.weights_files, device=config.device, dtype=torch_dtype(config.dtype))

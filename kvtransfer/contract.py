@@ -15,13 +15,17 @@ One transfer, seen from the sender:
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
 Layout = Literal["HND", "NHD"]
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+# Every receiver takes payloads up to this, whatever the sender prefers, so that two settings
+# cannot disagree. Half of what a gRPC message may carry (baton.rpc.MAX_MESSAGE_BYTES).
+MAX_PAYLOAD_BYTES = 8 << 20
 
 
 class GoneReason(Enum):
@@ -106,7 +110,7 @@ class TransferTarget:
     num_held_tokens: leading tokens the receiver already holds; they do not travel.
     """
 
-    lease_id: bytes
+    lease_id: bytes = field(repr=False)
     worker: str
     incarnation: int
     address: str
@@ -117,7 +121,7 @@ class TransferTarget:
 class Ticket:
     """What a sender presents when it opens a write."""
 
-    lease_id: bytes
+    lease_id: bytes = field(repr=False)
     attempt_id: bytes
     incarnation: int
     format: KvFormat

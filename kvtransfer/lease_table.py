@@ -67,13 +67,14 @@ class Lease(Generic[PayloadT]):
         so that a silent sender's stream can be ended without polling.
     """
 
-    lease_id: bytes
+    # Neither the ticket nor what a user sent may slip into a log with the lease.
+    lease_id: bytes = field(repr=False)
     attempt_id: bytes
     block_ids: list[int]
     num_tokens: int
     num_held_tokens: int
     expires_at: float
-    payload: PayloadT
+    payload: PayloadT = field(repr=False)
     state: LeaseState = LeaseState.RESERVED
     on_ended: Callable[[Gone], None] | None = field(default=None, repr=False)
 

@@ -28,6 +28,7 @@ from baton.errors import IncompatiblePeer
 from baton.limits import blocks_needed
 from engine.kv_cache import KVCache
 from kvtransfer.contract import (
+    MAX_PAYLOAD_BYTES,
     Answer,
     Committed,
     FirstToken,
@@ -39,7 +40,6 @@ from kvtransfer.contract import (
     Ticket,
 )
 from kvtransfer.lease_table import Lease, LeaseState, LeaseTable
-from kvtransfer.plan import MAX_FRAME_BYTES
 from kvtransfer.scatter import format_of, scatter
 from kvtransfer.wire import Frame, FrameError, FrameLimits, decode
 
@@ -64,14 +64,12 @@ class KvReceiver(Generic[PayloadT]):
         *,
         on_committed: Callable[[Lease[PayloadT], FirstToken], None],
         on_lost: Callable[[Lease[PayloadT], GoneReason], None],
-        max_frame_bytes: int = MAX_FRAME_BYTES,
         max_resends: int = 3,
     ) -> None:
         self.leases = leases
         self.cache = cache
         self.on_committed = on_committed
         self.on_lost = on_lost
-        self.max_frame_bytes = max_frame_bytes
         self.max_resends = max_resends
         self.counters: Counter[str] = Counter()
         self._incarnation = incarnation
@@ -136,7 +134,7 @@ class IncomingWrite(Generic[PayloadT]):
         self._receiver = receiver
         self._format = fmt
         self._on_ended = on_ended
-        self._limits = FrameLimits(num_tokens=lease.num_tokens, max_payload_bytes=receiver.max_frame_bytes)
+        self._limits = FrameLimits(num_tokens=lease.num_tokens, max_payload_bytes=MAX_PAYLOAD_BYTES)
         self._first_block = lease.num_held_tokens // fmt.block_size
         num_blocks = blocks_needed(lease.num_tokens, fmt.block_size) - self._first_block
         self._covered_NL = np.zeros((num_blocks, fmt.num_layers), dtype=bool)

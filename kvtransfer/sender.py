@@ -26,9 +26,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from baton.errors import KvTransferFailed
+from baton.errors import ConfigError, KvTransferFailed
 from engine.kv_cache import KVCache
 from kvtransfer.contract import (
+    MAX_PAYLOAD_BYTES,
     AnsweredEarly,
     FirstToken,
     KvTransport,
@@ -49,7 +50,8 @@ T = TypeVar("T")
 class SenderConfig:
     """How transfers behave.
 
-    max_frame_bytes: payload of one frame, in bytes.
+    max_frame_bytes: largest payload of one frame, in bytes; one block of one layer is
+        never split, whatever its size.
     stall_timeout_s: a single step of a transfer (connect, one frame, the answer
         to a commit) that takes longer ends it. Waiting for tokens does not count.
     max_resends: how often one frame is sent again.
@@ -58,6 +60,17 @@ class SenderConfig:
     max_frame_bytes: int = MAX_FRAME_BYTES
     stall_timeout_s: float = 10.0
     max_resends: int = 3
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_frame_bytes <= MAX_PAYLOAD_BYTES:
+            raise ConfigError(
+                f"max_frame_bytes is {self.max_frame_bytes}; it must be in 1..{MAX_PAYLOAD_BYTES}",
+                field="max_frame_bytes",
+            )
+        if self.stall_timeout_s <= 0:
+            raise ConfigError(
+                f"stall_timeout_s is {self.stall_timeout_s}; it must be above 0", field="stall_timeout_s"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

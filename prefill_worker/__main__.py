@@ -63,8 +63,8 @@ async def serve(config: PrefillConfig, stop: asyncio.Event) -> None:
             await server.set_serving(True)
             async with registering(registry, info, config.registry_ttl_s):
                 write_ready_file(config.ready_file, address=server.address, pid=os.getpid())
-                await run_until(stop, worker.run())
-            await server.stop(config.drain_s)
+                # Steps go on while the server drains, or nothing that is running could end.
+                await run_until(stop, worker.run(), drain=partial(server.stop, config.drain_s))
     await transport.close()
     await engine.close()
 

@@ -88,9 +88,21 @@ class CreditTable:
         return self._settle()
 
     def give_back(self, session_id: int, tokens: int) -> list[CreditChange]:
-        """The answer to a reclaim; more than is held counts as all of it."""
+        """The answer to a reclaim; more than is held counts as all of it.
+
+        A session that returned less than was asked for has commands on the way; it
+        is not asked again before ask_again(), or the two would only exchange zeros.
+        """
         account = self._accounts[session_id]
         account.held -= min(tokens, account.held)
+        account.asked_back = max(0, account.asked_back - tokens)
+        return self._settle()
+
+    def ask_again(self, session_id: int) -> list[CreditChange]:
+        """Some time has passed: what is still wanted from the session may be asked for once more."""
+        account = self._accounts[session_id]
+        if account.asked_back == 0:
+            return []
         account.asked_back = 0
         return self._settle()
 

@@ -31,7 +31,7 @@ from engine.engine import Engine
 from engine.request import Request
 from engine.scheduler import ChunkComputed, Event, RequestFailed, TokenSampled
 from engine.step_loop import StepLoop
-from kvtransfer.contract import FirstToken, Gone, TransferTarget
+from kvtransfer.contract import FirstToken, Gone, Outcome, TransferTarget
 from kvtransfer.sender import KvSender, KvSource
 from kvtransfer.sequence import FINISH_REASONS, read_sequence
 from prefill_worker.attempt import Attempt, RouterSession
@@ -118,7 +118,7 @@ class PrefillWorker:
             case "credit_return":
                 self._tell(self._credits.give_back(session_id, message.credit_return.tokens))
             case "heartbeat":
-                pass
+                self._tell(self._credits.ask_again(session_id))
             case other:
                 raise PeerLost(f"the router sent {other or 'an unknown message'} in mid-session")
 
@@ -234,7 +234,10 @@ class PrefillWorker:
             parent=attempt.traceparent,
             attributes={"baton.decode_worker": attempt.target.worker},
         )
-        error: BatonError | None = None
+        # Stands unless an outcome is known: whatever ends the transfer ends the attempt.
+        error: BatonError | None = KvTransferFailed(
+            f"the transfer to {attempt.target.worker} came to no outcome"
+        )
         try:
             async with self._sender.transfer(source, attempt.target) as transfer:
                 attempt.transfer = transfer
@@ -242,17 +245,14 @@ class PrefillWorker:
                 result = await transfer.commit(await attempt.first_token)
             attempt.transfer_s, attempt.transfer_bytes = result.duration_s, result.num_bytes
             span.set(**{"baton.num_bytes": result.num_bytes})
-            if isinstance(result.outcome, Gone):
-                reason = result.outcome.reason.name
-                error = KvTransferFailed(f"{attempt.target.worker} refused the KV: {reason}")
+            error = _objection(result.outcome, attempt.target.worker)
         except BatonError as failed:
             error = failed
         finally:
             if error is not None:
-                log.info("transfer failed", decode_worker=attempt.target.worker, reason=error.message)
                 span.fail(error)
             span.end()
-        self._end(attempt, error)
+            self._end(attempt, error)
 
     def _end(self, attempt: Attempt, error: BatonError | None) -> None:
         """The one end of an attempt: everything it holds goes back, and the router hears of it."""
@@ -263,13 +263,14 @@ class PrefillWorker:
         if attempt.deadline is not None:
             attempt.deadline.cancel()
         if error is not None:
+            log.info("attempt ended", code=error.code, reason=error.message)
             attempt.span.fail(error)
         attempt.span.end()
         self._report(attempt, error)
         self._release_blocks(attempt)
 
     def _release_blocks(self, attempt: Attempt) -> None:
-        """Frees the blocks once nobody reads them: the transfer by its end, the step in flight by its fence."""
+        """Frees the blocks once nobody reads them: a transfer by its end, a step in flight by its fence."""
         task = attempt.task
         if task is None or task is asyncio.current_task():
             self._free(attempt.request.block_ids)
@@ -340,3 +341,9 @@ class PrefillWorker:
                 num_waiting=self._engine.scheduler.num_waiting,
             )
         )
+
+
+def _objection(outcome: Outcome, worker: str) -> KvTransferFailed | None:
+    if isinstance(outcome, Gone):
+        return KvTransferFailed(f"{worker} refused the KV: {outcome.reason.name}")
+    return None

@@ -55,8 +55,10 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
 
     def detach(self, attempt_id: bytes) -> None:
         """Ends the attempt here and at the worker. Idempotent."""
-        self._asked.pop(attempt_id, None)
+        was_asked = self._asked.pop(attempt_id, 0)
         super().detach(attempt_id)
+        if was_asked:
+            self._on_change()
 
     def status(self) -> admin_service_pb2.WorkerStatus:
         """The worker as `baton status` shows it."""

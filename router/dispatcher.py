@@ -30,7 +30,7 @@ class Assignment:
 
     def undo(self) -> None:
         """Gives the credit back; for an attempt that never reached the prefill worker."""
-        self.prefill.give_back(self.cost)
+        self.prefill.give_back(self.attempt_id)
         self.decode.detach(self.attempt_id)
 
 
@@ -82,7 +82,7 @@ class Dispatcher:
         try:
             return await ticket.assigned
         except asyncio.CancelledError:
-            if not self._queue.remove(item) and ticket.assigned.done() and not ticket.assigned.cancelled():
+            if not self._queue.remove(item) and _has_result(ticket.assigned):
                 ticket.assigned.result().undo()
             raise
 
@@ -105,19 +105,36 @@ class Dispatcher:
         if ticket.assigned.cancelled():
             # Its owner has not had its turn yet to take it out; pop it now, place it nowhere.
             return True
+        if not self._can_ever_take(ticket):
+            # Nothing to wait for, and overdue it would keep everybody else waiting.
+            return True
         return self._prefill_for(ticket) is not None and self._decode_for(ticket) is not None
 
     def _place(self, ticket: Ticket) -> None:
         if ticket.assigned.cancelled():
             return
+        if not self._can_ever_take(ticket):
+            ticket.assigned.set_exception(
+                Unavailable(
+                    f"no connected decode worker holds {ticket.kv_tokens} tokens of KV",
+                    retry_after_s=RETRY_WITHOUT_WORKERS_S,
+                )
+            )
+            return
         prefill, decode = self._prefill_for(ticket), self._decode_for(ticket)
         assert prefill is not None
         assert decode is not None
         decode.hold(ticket.attempt_id, ticket.kv_tokens)
-        cost = prefill.take(ticket.num_tokens)
+        cost = prefill.take(ticket.attempt_id, ticket.num_tokens)
         ticket.assigned.set_result(
             Assignment(attempt_id=ticket.attempt_id, prefill=prefill, cost=cost, decode=decode)
         )
+
+    def _can_ever_take(self, ticket: Ticket) -> bool:
+        """True also while there is no decode worker at all: that is what the grace is for."""
+        assert self._fleet is not None
+        links = list(self._fleet.decode_links())
+        return not links or any(link.can_ever_take(ticket.kv_tokens) for link in links)
 
     def _prefill_for(self, ticket: Ticket) -> PrefillLink | None:
         assert self._fleet is not None
@@ -153,3 +170,7 @@ class Dispatcher:
                         retry_after_s=RETRY_WITHOUT_WORKERS_S,
                     )
                 )
+
+
+def _has_result(future: asyncio.Future[Assignment]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None

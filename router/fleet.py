@@ -88,6 +88,8 @@ class Fleet:
         while True:
             link = self._links[incarnation]
             await link.run()
+            if link.was_ready:
+                pause_s = FIRST_PAUSE_S
             if link.state == "refused" or incarnation not in self._announced:
                 break
             await asyncio.sleep(self._rng.uniform(0, pause_s))

@@ -156,7 +156,7 @@ class Generation:
             lease = await self._answer(assignment, inbox)
         except BaseException:
             # Whatever went wrong, the prefill worker was never told: its credit is ours again.
-            assignment.prefill.give_back(assignment.cost)
+            assignment.prefill.give_back(inbox.attempt_id)
             raise
         self._timeline.reserved()
         return lease
@@ -207,16 +207,19 @@ class Generation:
                     self._timeline.prefill_ended(event)
                     if event.HasField("failure") and not committed:
                         self._prefill_failed(assignment, inbox, from_failure(event.failure))
+                case LinkLost(role=common_pb2.ROLE_PREFILL) as event:
+                    prefill_done = True
+                    if not committed and not self.finish_reason:
+                        self._prefill_failed(assignment, inbox, event.error)
+                case _ if self.finish_reason:
+                    # The answer is complete; only the prefill worker's report is still awaited.
+                    pass
                 case decode_service_pb2.LeaseOutcome() as event:
                     if not event.HasField("committed"):
                         raise KvTransferFailed(f"the lease at {assignment.decode.name} is gone")
                     committed = True
                 case decode_service_pb2.DecodeFailed() as event:
                     raise from_failure(event.failure)
-                case LinkLost(role=common_pb2.ROLE_PREFILL) as event:
-                    prefill_done = True
-                    if not committed:
-                        self._prefill_failed(assignment, inbox, event.error)
                 case LinkLost() as event:
                     raise event.error
 

@@ -47,6 +47,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         self.info = info
         self.state = "connecting"
         self.reason = ""
+        self.was_ready = False
         self._identity = identity
         self._dial = dial
         self._on_change = on_change
@@ -72,7 +73,12 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         """Sends a command; raises PeerLost if there is no session."""
         if self._session is None:
             raise PeerLost(f"{self.name} is not connected")
-        self._session.send(message)
+        try:
+            self._session.send(message)
+        except PeerLost:
+            # Known here before the reader knows it; nothing more may be placed on this worker.
+            self.state = "lost"
+            raise
 
     def attach(self, inbox: Inbox) -> None:
         """Lets an attempt hear this worker's events; raises PeerLost if there is no session."""
@@ -96,7 +102,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
             self.state, self.reason = "refused", error.message
             log.warning("worker refused", worker=self.name, field=error.field, reason=error.message)
         except BatonError as error:
-            self.state, self.reason = "lost", error.message
+            self.reason = error.message
             log.warning("worker lost", worker=self.name, reason=self.reason)
         finally:
             self._lose()
@@ -107,7 +113,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
             incoming = aiter(session)
             self._check(self._read_hello(await first_message(incoming, self.name)))
             self._read_capacity(await first_message(incoming, self.name))
-            self._session, self.state = session, "ready"
+            self._session, self.state, self.was_ready = session, "ready", True
             log.info("worker ready", worker=self.name, incarnation=f"{self.info.incarnation:016x}")
             self._on_change()
             await converse(session, incoming, self._receive, self._heartbeat_message)
@@ -119,6 +125,8 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
 
     def _lose(self) -> None:
         self._session = None
+        if self.state != "refused":
+            self.state = "lost"
         inboxes, self._inboxes = self._inboxes, {}
         error = PeerLost(f"{self.name} was lost: {self.reason or 'the router is stopping'}")
         for inbox in inboxes.values():

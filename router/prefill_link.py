@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from baton.errors import PeerLost
 from baton.v1 import admin_service_pb2, common_pb2, prefill_service_pb2
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
@@ -14,15 +16,24 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
     """The router's end of one prefill worker's session.
 
     Credit is counted in tokens: `credit` is what may be spent now, `spent` what
-    commands in flight hold until the worker grants it again. Both die with the
-    session, because the link does.
+    attempts hold from take() until the worker has sampled their token or ended
+    them. What the worker then grants, and to whom, is its own decision. Both die
+    with the session, because the link does.
     """
 
     role = common_pb2.ROLE_PREFILL
     credit = 0
-    spent = 0
     _capacity = _EMPTY
     _load = prefill_service_pb2.PrefillWorkerHeartbeat()
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._costs: dict[bytes, int] = {}
+
+    @property
+    def spent(self) -> int:
+        """Credit that attempts hold, in tokens."""
+        return sum(self._costs.values())
 
     def cost(self, num_tokens: int) -> int:
         """Credit a prompt costs here: its tokens, or all there ever is if that is less."""
@@ -32,17 +43,15 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         """Whether there is credit for a prompt of that length now."""
         return self.is_ready and 0 < self.cost(num_tokens) <= self.credit
 
-    def take(self, num_tokens: int) -> int:
-        """Spends credit for a prompt and returns its cost."""
-        cost = self.cost(num_tokens)
+    def take(self, attempt_id: bytes, num_tokens: int) -> int:
+        """Spends credit for an attempt's prompt and returns its cost."""
+        cost = self._costs[attempt_id] = self.cost(num_tokens)
         self.credit -= cost
-        self.spent += cost
         return cost
 
-    def give_back(self, cost: int) -> None:
-        """Undoes take() for a prompt that was never sent."""
-        self.credit += cost
-        self.spent -= cost
+    def give_back(self, attempt_id: bytes) -> None:
+        """Undoes take() for a prompt that was never sent. Idempotent."""
+        self.credit += self._costs.pop(attempt_id, 0)
         self._on_change()
 
     def status(self) -> admin_service_pb2.WorkerStatus:
@@ -88,11 +97,14 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         match message.WhichOneof("message"):
             case "token":
                 self._deliver(message.token.attempt_id, message.token)
+                self._settle(message.token.attempt_id)
             case "ended":
                 self._deliver(message.ended.attempt_id, message.ended)
                 self._inboxes.pop(message.ended.attempt_id, None)
+                self._settle(message.ended.attempt_id)
             case "credit_grant":
-                self._grant(message.credit_grant.tokens)
+                self.credit += message.credit_grant.tokens
+                self._on_change()
             case "credit_reclaim":
                 self._return_credit(message.credit_reclaim.tokens)
             case "heartbeat":
@@ -100,10 +112,15 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
             case other:
                 raise PeerLost(f"{self.name} sent {other or 'an unknown message'} in mid-session")
 
-    def _grant(self, tokens: int) -> None:
-        self.credit += tokens
-        self.spent = max(0, self.spent - tokens)
-        self._on_change()
+    def _lose(self) -> None:
+        self.credit = 0
+        self._costs.clear()
+        super()._lose()
+
+    def _settle(self, attempt_id: bytes) -> None:
+        """The attempt's cost is the worker's again; fewer tokens in all may make a long prompt fit."""
+        if self._costs.pop(attempt_id, 0):
+            self._on_change()
 
     def _return_credit(self, tokens: int) -> None:
         returned = min(tokens, self.credit)

@@ -125,7 +125,9 @@ class InferenceServicer(InferenceServiceServicer):
 
     async def _relay(self, stream: TokenStream, context: Context) -> None:
         text = self._text.stream()
+        num_tokens = 0
         while (tokens := await stream.next()) is not None:
+            num_tokens = tokens.start_index + len(tokens.token_ids)
             chunk = inference_service_pb2.Chunk(
                 start_index=tokens.start_index,
                 token_ids=tokens.token_ids,
@@ -133,12 +135,13 @@ class InferenceServicer(InferenceServiceServicer):
                 logprobs=tokens.logprobs,
             )
             await self._write(context, GenerateResponse(chunk=chunk))
-        await self._write_rest(text, context)
+        await self._write_rest(text, num_tokens, context)
 
-    async def _write_rest(self, text: TextStream, context: Context) -> None:
+    async def _write_rest(self, text: TextStream, num_tokens: int, context: Context) -> None:
         rest = text.flush()
         if rest:
-            await self._write(context, GenerateResponse(chunk=inference_service_pb2.Chunk(text=rest)))
+            chunk = inference_service_pb2.Chunk(start_index=num_tokens, text=rest)
+            await self._write(context, GenerateResponse(chunk=chunk))
 
     async def _write(self, context: Context, response: GenerateResponse) -> None:
         await within(

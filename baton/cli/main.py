@@ -13,7 +13,12 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.chat import chat
+from baton.cli.demo import demo
+from baton.cli.generate import generate
 from baton.cli.pull import pull
+from baton.cli.status import status
+from baton.cli.up import up
 from baton.errors import BatonError, ConfigError, InvalidRequest, Unavailable
 
 EXIT_FAILED = 1
@@ -35,7 +40,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(pull)
+for _command in (pull, up, status, generate, chat, demo):
+    app.command()(_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from engine.batch import BoolArray, ForwardBatch, Int64Array
+from engine.model.blocked_attention import blocked_attention, scaled_product
 
 # Sequences share one padded decode product while the longest has at most this many times the
 # blocks of the shortest; padding then at most doubles the bytes that are read.
@@ -68,14 +69,12 @@ class PromptChunk:
 
     block_ids: the sequence's blocks, or None if the chunk is its beginning and attends to
         itself only.  seq_len: context including the chunk.
-    mask: [end - start, seq_len] bool, True where a token may look; None with block_ids.
     """
 
     start: int
     end: int
     seq_len: int
     block_ids: torch.Tensor | None
-    mask: torch.Tensor | None
 
     @classmethod
     def build(cls, batch: ForwardBatch, index: int, block_size: int, device: torch.device) -> PromptChunk:
@@ -83,10 +82,9 @@ class PromptChunk:
         start, end = (int(row) for row in batch.cu_seqlens_q[index : index + 2])
         seq_len, num_tokens = int(batch.seq_lens[index]), end - start
         if seq_len == num_tokens:
-            return cls(start, end, seq_len, None, None)
+            return cls(start, end, seq_len, None)
         block_ids = batch.block_tables[index, : -(-seq_len // block_size)].astype(np.int64)
-        mask = torch.ones(num_tokens, seq_len, dtype=torch.bool, device=device)
-        return cls(start, end, seq_len, _to(block_ids, device), mask.tril_(seq_len - num_tokens))
+        return cls(start, end, seq_len, _to(block_ids, device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +142,20 @@ def _attend_chunk(
         kv_2KCh = kv_T2Kh[chunk.start : chunk.end].permute(1, 2, 0, 3)
     else:
         kv_2KCh = _gather(cache_N2Kbh, chunk.block_ids)[:, :, : chunk.seq_len].to(q_HTh.dtype)
+    if q_HTh.device.type == "cpu":
+        q_KGTh = q_HTh.view(kv_2KCh.shape[1], -1, *q_HTh.shape[1:])
+        return blocked_attention(q_KGTh, kv_2KCh[0], kv_2KCh[1]).flatten(0, 1)
+    return fused_attention(q_HTh, kv_2KCh)
+
+
+def fused_attention(q_HTh: torch.Tensor, kv_2KCh: torch.Tensor) -> torch.Tensor:
+    """Causal attention of the last T of C positions by torch's fused operator; [H, T, h]."""
+    num_new, context = q_HTh.shape[1], kv_2KCh.shape[2]
+    mask = None
+    if num_new < context:
+        mask = torch.ones(num_new, context, dtype=torch.bool, device=q_HTh.device).tril_(context - num_new)
     return functional.scaled_dot_product_attention(
-        q_HTh[None],
-        kv_2KCh[:1],
-        kv_2KCh[1:],
-        attn_mask=chunk.mask,
-        is_causal=chunk.mask is None,
-        enable_gqa=True,
+        q_HTh[None], kv_2KCh[:1], kv_2KCh[1:], attn_mask=mask, is_causal=mask is None, enable_gqa=True
     )[0]
 
 
@@ -162,13 +167,15 @@ def _attend_group(q_BHh: torch.Tensor, cache_N2Kbh: torch.Tensor, group: DecodeG
     kv_2KPh = _gather(cache_N2Kbh, group.block_ids).to(q_BHh.dtype)
     kv_2KPh[1].index_fill_(1, group.stale, 0)
     k_BCh, v_BCh = kv_2KPh.view(2, num_kv_heads * num_sequences, -1, head_dim)
-    q_BGh = (q_BHh * head_dim**-0.5).view(num_sequences, num_kv_heads, -1, head_dim)
+    q_BGh = q_BHh.reshape(num_sequences, num_kv_heads, -1, head_dim)
     q_BGh = q_BGh.transpose(0, 1).reshape(len(k_BCh), -1, head_dim)
-    scores_BGC = torch.bmm(q_BGh, k_BCh.transpose(1, 2))
+    scores_BGC = scaled_product(q_BGh, k_BCh.transpose(1, 2), head_dim**-0.5)
     by_sequence = scores_BGC.view(num_kv_heads, num_sequences, -1, scores_BGC.shape[-1])
     by_sequence.masked_fill_(group.padding[None, :, None], -torch.inf)
-    weights_BGC = torch.softmax(scores_BGC, dim=-1, dtype=torch.float32).to(v_BCh.dtype)
-    out_KBGh = torch.bmm(weights_BGC, v_BCh).view(num_kv_heads, num_sequences, -1, head_dim)
+    # Exponentials and their sum are fp32 inside the operator.
+    out_KBGh = torch.bmm(torch.softmax(scores_BGC, dim=-1), v_BCh).view(
+        num_kv_heads, num_sequences, -1, head_dim
+    )
     return out_KBGh.transpose(0, 1).reshape(num_sequences, num_heads, head_dim)
 
 

@@ -5,6 +5,8 @@ requests nor sampling.
 
     hidden += attention(rms_norm(hidden));  hidden += mlp(rms_norm(hidden))
 
+The residual stream `hidden` is fp32 whatever the weights are; see docs/adr/0003.
+
 Shape suffixes: T tokens, S rows whose logits are needed, D hidden, V vocabulary.
 """
 
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
     from engine.batch import ForwardBatch
     from engine.config import ModelConfig
     from engine.kv_cache import KVCache
+
+
+# Logits per row that are computed again in fp32. A token that matters and is not among them would have
+# to be misjudged by more than a rounding step.
+REFINED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +110,7 @@ class Decoder:
 
     def forward(self, inputs: StepInputs, cache: KVCache) -> torch.Tensor:
         """Stores the new tokens' KV in the cache; returns [S, V] fp32 logits."""
-        hidden_TD = self._embedding[inputs.token_ids]
+        hidden_TD = self._embedding[inputs.token_ids].float()
         last = len(self._layers) - 1
         for index, weights in enumerate(self._layers):
             attended = self._attention(hidden_TD, weights, inputs, cache.layer(index))
@@ -111,17 +118,33 @@ class Decoder:
                 # Only the rows whose logits are needed go through the rest of the last layer.
                 hidden_TD, attended = hidden_TD[inputs.logits_rows], attended[inputs.logits_rows]
             hidden_TD = hidden_TD + weights.output(attended)
-            normed = rms_norm(hidden_TD, weights.mlp_norm, self.config.rms_norm_eps)
+            normed = self._normed(hidden_TD, weights.mlp_norm)
             hidden_TD = hidden_TD + weights.down(silu_times_up(weights.gate_up(normed)))
-        normed_SD = rms_norm(hidden_TD, self._norm, self.config.rms_norm_eps)
-        return functional.linear(normed_SD, self._head).float()
+        return self._logits(self._normed(hidden_TD, self._norm))
+
+    def _normed(self, hidden_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden_TD, weight_D, self.config.rms_norm_eps).to(self.dtype)
+
+    def _logits(self, normed_SD: torch.Tensor) -> torch.Tensor:
+        """[S, V] fp32 logits.
+
+        A half-precision product rounds its result: bfloat16 knows steps of 0.125 at 25, which
+        makes ties of likely tokens. The likeliest are therefore computed again, in fp32.
+        """
+        logits_SV = functional.linear(normed_SD, self._head).float()
+        if self.dtype == torch.float32:
+            return logits_SV
+        likely_SR = logits_SV.topk(min(REFINED, logits_SV.shape[1]), sorted=False).indices
+        rows_SRD = self._head[likely_SR].float()
+        refined_SR = torch.bmm(rows_SRD, normed_SD.float()[:, :, None])[:, :, 0]
+        return logits_SV.scatter_(1, likely_SR, refined_SR)
 
     def _attention(
         self, hidden_TD: torch.Tensor, weights: LayerWeights, inputs: StepInputs, cache_N2Kbh: torch.Tensor
     ) -> torch.Tensor:
         config = self.config
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
-        normed = rms_norm(hidden_TD, weights.input_norm, config.rms_norm_eps)
+        normed = self._normed(hidden_TD, weights.input_norm)
         qkv = weights.qkv(normed).view(-1, num_heads + 2 * num_kv_heads, config.head_dim)
         rotate_(qkv[:, : num_heads + num_kv_heads], inputs.cos, inputs.sin)
         kv_T2Kh = qkv[:, num_heads:].view(-1, 2, num_kv_heads, config.head_dim)

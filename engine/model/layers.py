@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight; torch accumulates the mean in fp32."""
+    """x / sqrt(mean(x^2) + eps) * weight, all in fp32: the residual stream and the norms' weights are."""
     return functional.rms_norm(x_TD, weight_D.shape, weight_D, eps)
 
 

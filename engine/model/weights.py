@@ -82,7 +82,7 @@ def load_decoder(config: ModelConfig, checkpoint: Checkpoint) -> Decoder:
     """Builds the decoder; raises ModelError unless checkpoint and config agree exactly."""
     embedding = checkpoint.take(EMBEDDING, (config.vocab_size, config.hidden_size))
     layers = [_layer(config, checkpoint, f"model.layers.{index}.") for index in range(config.num_layers)]
-    norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
+    norm = checkpoint.take("model.norm.weight", (config.hidden_size,)).float()
     # Older checkpoints store the rope frequencies, some tied ones the head a second time.
     checkpoint.ignore(".rotary_emb.inv_freq")
     if config.tie_word_embeddings:
@@ -101,10 +101,10 @@ def _layer(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> LayerWei
     gate_up = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
     read = _Reader(checkpoint, prefix)
     return LayerWeights(
-        input_norm=checkpoint.take(prefix + "input_layernorm.weight", (hidden,)),
+        input_norm=checkpoint.take(prefix + "input_layernorm.weight", (hidden,)).float(),
         qkv=read.projection(qkv, hidden, bias=config.attention_bias),
         output=read.projection({"self_attn.o_proj": hidden}, q_size, bias=config.output_bias),
-        mlp_norm=checkpoint.take(prefix + "post_attention_layernorm.weight", (hidden,)),
+        mlp_norm=checkpoint.take(prefix + "post_attention_layernorm.weight", (hidden,)).float(),
         gate_up=read.projection(gate_up, hidden, bias=config.mlp_bias),
         down=read.projection({"mlp.down_proj": hidden}, inner, bias=config.mlp_bias),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,6 @@ _METHOD = f"/{SERVICE_NAME}/Write"
 _CHANNEL_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 
 ADMITTED = ("baton-write", "admitted")
-_DRAIN_S = 1.0
 
 _Context = grpc.aio.ServicerContext[bytes, WriteResponse]
 _Call = grpc.aio.StreamStreamCall[bytes, WriteResponse]
@@ -108,8 +107,6 @@ class GrpcKvService:
                         break
         finally:
             write.close()
-        if isinstance(request, Gone | memoryview):
-            await inbox.drain()
 
 
 class _Inbox:
@@ -126,36 +123,20 @@ class _Inbox:
 
     async def next(self) -> WriteRequest | memoryview | Gone | None:
         """The next message, or None at the end of the stream, or Gone as soon as the lease has ended."""
-        return self._ended.result() if await self._wait((self._ended,)) else self._take()
-
-    async def drain(self) -> None:
-        """Reads on for a moment, so that the sender sees the answer.
-
-        gRPC at the sender forgets the answer if a write fails first, and a write
-        fails once this call has ended.
-        """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_DRAIN_S):
-                while not await self._wait(()) and self._take() is not None:
-                    pass
+        # A read is never abandoned for another one: gRPC allows one at a time.
+        if self._read is None:
+            self._read = asyncio.ensure_future(self._context.read())
+        await asyncio.wait((self._read, self._ended), return_when=asyncio.FIRST_COMPLETED)
+        if self._ended.done():
+            return self._ended.result()
+        read, self._read = self._read, None
+        request: Any = read.result()
+        return None if request is grpc.aio.EOF else request
 
     def close(self) -> None:
         """Gives up the read under way, if any."""
         if self._read is not None:
             self._read.cancel()
-
-    async def _wait(self, others: tuple[asyncio.Future[Gone], ...]) -> bool:
-        # A read is never abandoned for another one: gRPC allows one at a time.
-        if self._read is None:
-            self._read = asyncio.ensure_future(self._context.read())
-        done, _ = await asyncio.wait((self._read, *others), return_when=asyncio.FIRST_COMPLETED)
-        return not done.isdisjoint(others)
-
-    def _take(self) -> WriteRequest | memoryview | None:
-        assert self._read is not None
-        read, self._read = self._read, None
-        request: Any = read.result()
-        return None if request is grpc.aio.EOF else request
 
 
 def _handle(write: IncomingWrite[Any], request: WriteRequest | memoryview, now: float) -> Answer | None:
@@ -262,8 +243,8 @@ class GrpcKvTransport:
 class GrpcKvWriter:
     """One open write over one stream.
 
-    A task reads the answers all the time: gRPC drops what has not been read by
-    the time it learns that the call has ended.
+    A task reads the answers all the time: read() would drop what has not been
+    read by the time the call has ended, iteration does not.
     """
 
     def __init__(self, call: _Call, attempt_id: bytes, worker: str) -> None:
@@ -329,12 +310,13 @@ class GrpcKvWriter:
                 if answer is not None:
                     self._answers.put_nowait(answer)
         except grpc.aio.AioRpcError as error:
-            end = _end_of(error, self._worker)
+            end = end_of(error, self._worker)
         finally:
             self._answers.put_nowait(end)
 
 
-def _end_of(error: grpc.aio.AioRpcError, worker: str) -> BatonError:
+def end_of(error: grpc.aio.AioRpcError, worker: str) -> BatonError:
+    """What a failed stream means to a transfer: PeerLost, IncompatiblePeer or KvTransferFailed."""
     translated = translate(error)
     message = f"the transfer to {worker} broke: {translated.message}"
     # A write into a broken stream leaves INTERNAL without the metadata that our servers add.

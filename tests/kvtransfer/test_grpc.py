@@ -18,7 +18,7 @@ from baton.v1 import kv_transfer_service_pb2, kv_transfer_service_pb2_grpc
 from kvtransfer.contract import Committed, Gone, GoneReason
 from kvtransfer.lease_table import Lease, LeaseState
 from kvtransfer.sender import KvSender, SenderConfig, TransferOutcome
-from kvtransfer.transports.grpc import ADMITTED, SERVICE_NAME, GrpcKvService, GrpcKvTransport
+from kvtransfer.transports.grpc import ADMITTED, SERVICE_NAME, GrpcKvService, GrpcKvTransport, end_of
 from tests.kvtransfer.faults import FAULTS, FaultyTransport
 from tests.kvtransfer.rig import INCARNATION, TOKEN, Rig, make_cache, make_rig, target_of, until
 
@@ -333,3 +333,22 @@ async def test_a_write_that_flow_control_holds_back_ends_by_name(end: str) -> No
             with pytest.raises(KvTransferFailed if end == "stall" else PeerLost):
                 await asyncio.wait_for(commit, 2)
     await deaf.server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("code", "metadata", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, (), PeerLost),
+        (grpc.StatusCode.CANCELLED, (), PeerLost),
+        # gRPC's own words for a write into a broken stream, and a defect that our server reports.
+        (grpc.StatusCode.INTERNAL, (), PeerLost),
+        (grpc.StatusCode.INTERNAL, (("baton-error-code", "INTERNAL"),), KvTransferFailed),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, (), KvTransferFailed),
+        (grpc.StatusCode.FAILED_PRECONDITION, (("baton-error-code", "INCOMPATIBLE_PEER"),), IncompatiblePeer),
+    ],
+)
+def test_a_failed_stream_has_one_meaning(
+    code: grpc.StatusCode, metadata: tuple[tuple[str, str], ...], kind: type[Exception]
+) -> None:
+    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), details="why")
+    assert type(end_of(error, "decode-0")) is kind

@@ -198,6 +198,12 @@ def test_tombstones_are_bounded(pool: BlockPool) -> None:
     assert isinstance(refusal(table, C).error, Cancelled)
 
 
+def test_a_printed_lease_shows_neither_ticket_nor_request(table: LeaseTable[str]) -> None:
+    lease = reserve(table, A)
+    assert repr(lease.lease_id) not in repr(lease)
+    assert "request" not in repr(lease)
+
+
 class LeaseMachine(RuleBasedStateMachine):
     """Random calls in random order; the pool's books must balance after each."""
 

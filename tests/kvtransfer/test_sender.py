@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.errors import KvTransferFailed, PeerLost
+from baton.errors import ConfigError, KvTransferFailed, PeerLost
 from kvtransfer.contract import Committed, Gone, GoneReason, KvTransport
 from kvtransfer.lease_table import Lease, LeaseState
 from kvtransfer.sender import KvSender, SenderConfig, TransferOutcome
@@ -255,3 +255,17 @@ async def test_dtype_block_size_and_layout_are_converted_on_the_way() -> None:
     result = await send(sender_of(rig), rig, lease)
     assert result.outcome == Committed()
     assert rig.has_all(lease, lease.block_ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"max_frame_bytes": 0}, "max_frame_bytes"),
+        ({"max_frame_bytes": (8 << 20) + 1}, "max_frame_bytes"),
+        ({"stall_timeout_s": 0.0}, "stall_timeout_s"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(options: dict[str, float], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SenderConfig(**options)
+    assert caught.value.field == field

@@ -1,0 +1,33 @@
+"""The options that several commands share, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton.client import DEFAULT_TARGET
+from baton.cluster.status import DEFAULT_ADMIN_ADDRESS
+
+Address = Annotated[
+    str, typer.Option("--address", envvar="BATON_ADDRESS", help="The router's public address, host:port.")
+]
+AdminAddress = Annotated[
+    str,
+    typer.Option("--address", envvar="BATON_ADMIN_ADDRESS", help="The router's admin address, host:port."),
+]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.", show_default="the router's")]
+TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")]
+MinP = Annotated[float | None, typer.Option(help="Keep tokens at least this fraction of the likeliest.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same answer.", show_default="drawn")]
+Timeout = Annotated[float | None, typer.Option("--timeout", help="Deadline in seconds.", show_default="none")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Timings on standard error.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", envvar="BATON_CONFIG", help="TOML file with settings.", dir_okay=False)
+]
+
+DEFAULT_ADDRESS = DEFAULT_TARGET
+DEFAULT_ADMIN = DEFAULT_ADMIN_ADDRESS

@@ -1,0 +1,100 @@
+"""`baton status`: the cluster as its router sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from baton.cli.options import DEFAULT_ADMIN, AdminAddress, AsJson
+from baton.cluster.status import fetch_status
+from baton.v1 import admin_service_pb2, common_pb2
+
+_COLUMNS = (
+    ("worker", "left"),
+    ("role", "left"),
+    ("state", "left"),
+    ("address", "left"),
+    ("blocks free/total", "right"),
+    ("running", "right"),
+    ("waiting", "right"),
+    ("credit", "right"),
+    ("dtype", "left"),
+    ("pid", "right"),
+)
+
+
+def status(address: AdminAddress = DEFAULT_ADMIN, as_json: AsJson = False) -> None:
+    """Show workers, length buckets and queues. Exit code 3: nothing answers at the address."""
+    found = asyncio.run(fetch_status(address))
+    if as_json:
+        typer.echo(json.dumps(as_dict(found)))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"model {found.model}, {found.router}, requests in flight: {found.num_requests}")
+    console.print(workers_table(found))
+    console.print(_buckets_table(found))
+    if found.dashboard_url:
+        console.print(f"Ray dashboard: {found.dashboard_url}")
+
+
+def as_dict(found: admin_service_pb2.GetClusterStatusResponse) -> dict[str, Any]:
+    """The status as plain JSON values, with the field names of the proto; every field is present."""
+    workers = [{**_fields(worker), "role": role_name(worker.role)} for worker in found.workers]
+    buckets = [_fields(bucket) for bucket in found.buckets]
+    return {**_fields(found), "workers": workers, "buckets": buckets}
+
+
+def role_name(role: common_pb2.Role.ValueType) -> str:
+    """ "prefill" for ROLE_PREFILL."""
+    return common_pb2.Role.Name(role).removeprefix("ROLE_").lower()
+
+
+def workers_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:
+    """One row per worker; what a role does not have is a dash."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for title, justify in _COLUMNS:
+        table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=True)
+    for worker in found.workers:
+        is_prefill = worker.role == common_pb2.ROLE_PREFILL
+        table.add_row(
+            worker.name,
+            role_name(worker.role),
+            f"{worker.state}: {worker.reason}" if worker.reason else worker.state,
+            worker.address,
+            f"{worker.num_free_blocks}/{worker.num_blocks}",
+            str(worker.num_running),
+            str(worker.num_waiting),
+            str(worker.credit_tokens) if is_prefill else "-",
+            worker.kv_dtype,
+            str(worker.pid),
+        )
+    return table
+
+
+def _buckets_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:
+    table = Table("bucket", box=box.SIMPLE_HEAD)
+    for title in ("waiting", "tokens waiting", "dispatched"):
+        table.add_column(title, justify="right")
+    for bucket in found.buckets:
+        table.add_row(
+            bucket.label,
+            str(bucket.num_waiting),
+            str(bucket.num_waiting_tokens),
+            str(bucket.num_dispatched),
+        )
+    return table
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    """The fields of a message that are no messages themselves."""
+    return {
+        field.name: getattr(message, field.name)
+        for field in message.DESCRIPTOR.fields
+        if field.message_type is None
+    }

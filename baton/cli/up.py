@@ -1,0 +1,140 @@
+"""`baton up`: starts a cluster on this machine and keeps it running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from baton.cli.cluster_console import ClusterConsole
+from baton.cli.interrupts import Interrupts
+from baton.cli.options import DEFAULT_ADDRESS, ConfigFile
+from baton.cluster.config import ClusterConfig
+from baton.config import load_config
+
+if TYPE_CHECKING:
+    from baton.cluster.local_cluster import LocalCluster
+
+EXIT_INTERRUPTED = 130
+
+# One alias per option keeps the command itself on one screen.
+Prefill = Annotated[int | None, typer.Option(help="Prefill workers.", show_default="1")]
+Decode = Annotated[int | None, typer.Option(help="Decode workers.", show_default="1")]
+Model = Annotated[
+    str | None, typer.Option(help="A pulled model or a folder.", show_default="smollm2-135m-instruct")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="Threads of each worker.", show_default="usable cores // all workers, at least 1"),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="auto, bfloat16, float16 or float32.", show_default="the checkpoint's"),
+]
+KvCacheBytes = Annotated[
+    int | None, typer.Option(help="KV cache of each worker, in bytes.", show_default="1 GiB")
+]
+Port = Annotated[int | None, typer.Option(help="Public gRPC port.", show_default="50051")]
+AdminPort = Annotated[int | None, typer.Option(help="Admin gRPC port.", show_default="50052")]
+DashboardPort = Annotated[int | None, typer.Option(help="Port of the Ray dashboard.", show_default="8265")]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="Your own Redis. With a password, set BATON_CLUSTER_REDIS_URL instead.",
+        show_default="an embedded one",
+    ),
+]
+UseRay = Annotated[
+    bool | None, typer.Option("--ray/--no-ray", help="Decode workers as Ray actors.", show_default="ray")
+]
+RayAddress = Annotated[str | None, typer.Option(help="Ray cluster to use.", show_default="a local Ray")]
+TraceFile = Annotated[Path | None, typer.Option(help="Append the spans of all processes here as JSON lines.")]
+LogDir = Annotated[
+    Path | None, typer.Option(help="Folder of the logs.", show_default="one per run, in the cache")
+]
+StartTimeout = Annotated[float | None, typer.Option(help="Longest wait for all workers.", show_default="120")]
+
+
+def up(
+    *,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    model: Model = None,
+    threads: Threads = None,
+    dtype: Dtype = None,
+    kv_cache_bytes: KvCacheBytes = None,
+    port: Port = None,
+    admin_port: AdminPort = None,
+    dashboard_port: DashboardPort = None,
+    redis_url: RedisUrl = None,
+    ray: UseRay = None,
+    ray_address: RayAddress = None,
+    trace_file: TraceFile = None,
+    log_dir: LogDir = None,
+    start_timeout_s: StartTimeout = None,
+    config: ConfigFile = None,
+) -> None:
+    """Start a cluster on this machine and keep it running until Ctrl-C.
+
+    Settings not given here come from BATON_CLUSTER_* variables, then from the table "cluster" of the file;
+    the roles also read their own tables, "router", "prefill" and "decode". A worker that dies is started again.
+    A second Ctrl-C ends everything at once.
+    """
+    given = {name: value for name, value in locals().items() if name != "config" and value is not None}
+    settings = load_config(
+        ClusterConfig,
+        section="cluster",
+        argv=[*_flags(given), *([f"--config={config}"] if config else [])],
+        environ=os.environ,
+    )
+    console = ClusterConsole(Console(stderr=True))
+    interrupts = Interrupts(
+        on_first=lambda: console("stopping; Ctrl-C again ends it at once"), on_second=exit_now
+    )
+    asyncio.run(interrupts.run(_up(settings, str(config or ""), console)))
+    console.say("stopped")
+
+
+def exit_now() -> NoReturn:
+    """Ends this process; the kernel and the guard end what it started."""
+    os._exit(EXIT_INTERRUPTED)
+
+
+async def _up(settings: ClusterConfig, config_file: str, console: ClusterConsole) -> None:
+    cluster = await console.start(settings, config_file)
+    async with cluster:
+        print_endpoints(cluster, console)
+        await cluster.run()
+
+
+def print_endpoints(cluster: LocalCluster, console: ClusterConsole) -> None:
+    """Where the cluster can be reached, and what to try next."""
+    config = cluster.config
+    facts = {
+        "model": f"{config.model}, {config.num_threads} thread(s) per worker",
+        "gRPC": cluster.address,
+        "admin": cluster.admin_address,
+        "Ray dashboard": f"{cluster.dashboard_url} (`ray get-auth-token` prints its token)",
+        "logs": str(cluster.log_dir),
+    }
+    if not config.ray:
+        del facts["Ray dashboard"]
+    for name, value in facts.items():
+        console.say(f"{name:>14}  {value}")
+    address = "" if cluster.address == DEFAULT_ADDRESS else f" --address {cluster.address}"
+    console.say(f'{"try":>14}  baton chat{address} "What is the capital of France?"')
+
+
+def _flags(given: dict[str, object]) -> list[str]:
+    flags = []
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags.append(f"--{flag}={value}")
+    return flags

@@ -1,0 +1,102 @@
+"""Settings of a whole cluster on one machine, and the one rule that shares its cores.
+
+Read by `baton up` and by tests. Knows no process and no role's own settings.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from baton.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Settings of a local cluster: [cluster] in the file, BATON_CLUSTER_* in the environment.
+
+    None leaves a setting to the tables and variables of the roles themselves.
+    """
+
+    prefill: int = field(default=1, metadata={"help": "prefill workers to run"})
+    decode: int = field(default=1, metadata={"help": "decode workers to run"})
+    model: str = field(
+        default=DEFAULT_MODEL, metadata={"help": "model folder, or the name of a pulled model"}
+    )
+    threads: int | None = field(
+        default=None,
+        metadata={"help": "threads of each worker; unset: usable cores // workers, at least 1"},
+    )
+    dtype: str | None = field(default=None, metadata={"help": "auto, bfloat16, float16 or float32"})
+    kv_cache_bytes: int | None = field(default=None, metadata={"help": "KV cache of each worker, in bytes"})
+    port: int = field(default=50051, metadata={"help": "the router's public port; 0 picks a free one"})
+    admin_port: int = field(default=50052, metadata={"help": "the router's admin port; 0 picks a free one"})
+    dashboard_port: int = field(
+        default=8265, metadata={"help": "port of the local Ray's dashboard; 0 picks a free one"}
+    )
+    redis_url: str = field(default="", metadata={"help": "your own Redis; empty starts an embedded one"})
+    namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
+    ray: bool = field(
+        default=True, metadata={"help": "decode workers are Ray actors; otherwise plain processes"}
+    )
+    ray_address: str = field(
+        default="", metadata={"help": "Ray cluster to use; empty starts one on this machine"}
+    )
+    trace_file: str = field(default="", metadata={"help": "every process appends its spans here"})
+    log_dir: str = field(default="", metadata={"help": "folder of the logs; empty makes one per run"})
+    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
+    start_timeout_s: float = field(default=120.0, metadata={"help": "longest wait for all workers"})
+    drain_s: float = field(default=5.0, metadata={"help": "grace for running requests at the end"})
+
+    def __post_init__(self) -> None:
+        for name in ("prefill", "decode"):
+            _require_at_least(name, getattr(self, name), 1)
+        for name in ("threads", "kv_cache_bytes"):
+            if getattr(self, name) is not None:
+                _require_at_least(name, getattr(self, name), 1)
+        for name in ("port", "admin_port", "dashboard_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 to 65535", field=name)
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigError(
+                f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}", field="dtype"
+            )
+        if self.ray_address and not self.ray:
+            raise ConfigError("ray_address is set but ray is off; drop one of them", field="ray_address")
+        if self.start_timeout_s <= 0:
+            raise ConfigError(
+                f"start_timeout_s is {self.start_timeout_s}; it must be positive", field="start_timeout_s"
+            )
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of each worker: as set, else the usable cores shared equally, at least one each."""
+        if self.threads is not None:
+            return self.threads
+        return max(1, usable_cores() // (self.prefill + self.decode))
+
+    @property
+    def has_local_ray(self) -> bool:
+        """Whether this cluster starts a Ray of its own."""
+        return self.ray and not self.ray_address
+
+    @property
+    def worker_names(self) -> frozenset[str]:
+        """The workers that must be ready before the cluster is."""
+        prefill = {f"prefill-{index}" for index in range(self.prefill)}
+        return frozenset(prefill | {f"decode-{index}" for index in range(self.decode)})
+
+
+def usable_cores() -> int:
+    """Cores this process may run on; a container or taskset may leave fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _require_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name} is {value}; it must be at least {least}", field=name)

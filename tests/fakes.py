@@ -1,0 +1,292 @@
+"""Fakes of Baton's own ports: sessions, a registry, a KV network and a step runner, all in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from baton.errors import BatonError, PeerLost
+from baton.ports import WorkerInfo
+from baton.v1 import common_pb2
+from engine.batch import ForwardBatch, StepOutput
+from engine.kv_cache import KVCache
+from kvtransfer.contract import Answer, AnsweredEarly, FirstToken, Gone, Ticket, TransferTarget
+from kvtransfer.receiver import IncomingWrite, KvReceiver
+
+FINGERPRINT = common_pb2.Fingerprint(weights_id="w", tokenizer_id="t", num_layers=2, vocab_size=97)
+GUARD_S = 10
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Lets the loop run until the condition holds; fails after GUARD_S."""
+    async with asyncio.timeout(GUARD_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class MemorySession:
+    """One end of a session. Messages travel as bytes, so that only what protobuf carries arrives."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.last_received = asyncio.get_running_loop().time()
+        self.sent: list[Any] = []
+        self._inbox: asyncio.Queue[tuple[type[Any], bytes] | None] = asyncio.Queue()
+        self._other: MemorySession | None = None
+        self.closed = False
+
+    @classmethod
+    def pair(cls, left_peer: str, right_peer: str) -> tuple[MemorySession, MemorySession]:
+        left, right = cls(left_peer), cls(right_peer)
+        left._other, right._other = right, left
+        return left, right
+
+    def send(self, message: Any) -> None:
+        if self.closed or self._other is None or self._other.closed:
+            raise PeerLost(f"the session with {self.peer} has ended")
+        self.sent.append(message)
+        self._other._inbox.put_nowait((type(message), message.SerializeToString()))
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while (item := await self._inbox.get()) is not None:
+            self.last_received = asyncio.get_running_loop().time()
+            kind, data = item
+            yield kind.FromString(data)
+        if not self.closed:
+            raise PeerLost(f"{self.peer} ended the session")
+
+    async def close(self) -> None:
+        self.cut()
+
+    def cut(self) -> None:
+        """Ends both directions at once; what was sent before still arrives at the other side."""
+        if not self.closed and self._other is not None:
+            self.closed = True
+            self._inbox.put_nowait(None)
+            self._other._inbox.put_nowait(None)
+
+
+Serve = Callable[[MemorySession], Awaitable[None]]
+
+
+class MemoryDialer:
+    """Dials workers by name; each call runs the worker's serve() on the other end."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Serve] = {}
+        self.sessions: dict[str, list[MemorySession]] = {}
+
+    @asynccontextmanager
+    async def __call__(self, info: WorkerInfo) -> AsyncIterator[MemorySession]:
+        if info.name not in self.workers:
+            raise PeerLost(f"{info.name} does not answer")
+        ours, theirs = MemorySession.pair(info.name, "router")
+        self.sessions.setdefault(info.name, []).append(theirs)
+        task = asyncio.create_task(self._serve(info.name, theirs), name=f"serve-{info.name}")
+        try:
+            yield ours
+        finally:
+            ours.cut()
+            await asyncio.wait([task], timeout=GUARD_S)
+            task.result()
+
+    def cut(self, name: str) -> None:
+        """Breaks every session of a worker."""
+        for session in self.sessions.pop(name, []):
+            session.cut()
+
+    async def _serve(self, name: str, session: MemorySession) -> None:
+        # As a server does: the handler's error ends the stream, and the peer hears no more than that.
+        with suppress(BatonError):
+            await self.workers[name](session)
+        session.cut()
+
+
+class FakeRegistry:
+    """A registry that a test fills."""
+
+    def __init__(self) -> None:
+        self._infos: dict[str, WorkerInfo] = {}
+        self._changes: list[asyncio.Event] = []
+
+    def announce(self, info: WorkerInfo) -> None:
+        self._infos[info.name] = info
+        self._notify()
+
+    def withdraw(self, name: str) -> None:
+        self._infos.pop(name, None)
+        self._notify()
+
+    def forget_all(self) -> None:
+        self._infos.clear()
+        self._notify()
+
+    async def register(self, info: WorkerInfo, ttl_s: float) -> None:
+        self.announce(info)
+
+    async def deregister(self, info: WorkerInfo) -> None:
+        self.withdraw(info.name)
+
+    async def watch(self) -> AsyncIterator[Sequence[WorkerInfo]]:
+        change = asyncio.Event()
+        self._changes.append(change)
+        while True:
+            yield tuple(self._infos.values())
+            await change.wait()
+            change.clear()
+
+    def _notify(self) -> None:
+        for change in self._changes:
+            change.set()
+
+
+class KvNetwork:
+    """A KvTransport that reaches the receivers of this process by address."""
+
+    def __init__(self) -> None:
+        self.receivers: dict[str, KvReceiver[Any]] = {}
+        # Set to hold every commit back, so that a test can act while it is under way.
+        self.may_commit = asyncio.Event()
+        self.may_commit.set()
+        self.num_commits_waiting = 0
+
+    def receiver(self, target: TransferTarget) -> KvReceiver[Any]:
+        if target.address not in self.receivers:
+            raise PeerLost(f"cannot connect to {target.worker}")
+        return self.receivers[target.address]
+
+    async def connect(self, target: TransferTarget) -> None:
+        self.receiver(target)
+
+    @asynccontextmanager
+    async def open(self, ticket: Ticket, target: TransferTarget) -> AsyncIterator[NetworkWriter]:
+        writer = NetworkWriter(self, ticket, target)
+        try:
+            yield writer
+        finally:
+            writer.close()
+
+    async def close(self) -> None:
+        pass
+
+
+class NetworkWriter:
+    """A KvWriter that calls the receiver directly, and fails once its worker is unplugged."""
+
+    def __init__(self, network: KvNetwork, ticket: Ticket, target: TransferTarget) -> None:
+        self._network = network
+        self._target = target
+        self._write = network.receiver(target).open(ticket, _now(), lambda gone: None)
+
+    async def send_frame(self, header: bytes, payload: memoryview) -> None:
+        await asyncio.sleep(0)
+        write = self._admitted()
+        gone = write.frame(header + payload, _now())
+        if gone is not None:
+            raise AnsweredEarly(gone)
+
+    async def commit(self, num_frames: int, first_token: FirstToken) -> Answer:
+        self._network.num_commits_waiting += 1
+        try:
+            await self._network.may_commit.wait()
+        finally:
+            self._network.num_commits_waiting -= 1
+        self._network.receiver(self._target)
+        if not isinstance(self._write, IncomingWrite):
+            return self._write
+        return self._write.commit(num_frames, first_token, _now())
+
+    def close(self) -> None:
+        if isinstance(self._write, IncomingWrite):
+            self._write.close()
+
+    def _admitted(self) -> IncomingWrite[Any]:
+        self._network.receiver(self._target)
+        if isinstance(self._write, Gone) or not isinstance(self._write, IncomingWrite):
+            raise AnsweredEarly(self._write)
+        return self._write
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+VOCAB = 97
+
+
+def kv_of(token_id: int, position: int, shape: tuple[int, ...]) -> np.ndarray:
+    """KV of one token: [L, 2, K, h] small integers, a different pattern for every token and position."""
+    index = np.arange(int(np.prod(shape)), dtype=np.int64)
+    return ((index * 5 + token_id * 31 + position * 17 + (index * token_id) % 7) % 17 - 8).reshape(shape)
+
+
+def next_token(kv_TLKh: np.ndarray) -> int:
+    """The token that follows a sequence with this KV, [T, L, 2, K, h]."""
+    return zlib.crc32(kv_TLKh.astype(np.int8).tobytes()) % VOCAB
+
+
+def expected_answer(prompt: Sequence[int], num_tokens: int, shape: tuple[int, ...]) -> list[int]:
+    """What an undisturbed generation yields, computed from the tokens alone."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        kv = np.stack([kv_of(token, position, shape) for position, token in enumerate(token_ids)])
+        token_ids.append(next_token(kv))
+    return token_ids[len(prompt) :]
+
+
+class HashRunner:
+    """A StepRunner without weights: stores kv_of() in the cache, and samples by what it finds there.
+
+    A block that is lost, stale or swapped changes the very next token.
+    """
+
+    last_progress = 0.0
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self.shape = (cache.shape.num_layers, 2, cache.shape.num_kv_heads, cache.shape.head_dim)
+        self.may_run = asyncio.Event()
+        self.may_run.set()
+        self.num_steps = 0
+        self.num_waiting = 0
+        self.fail_with: Exception | None = None
+
+    async def execute(self, batch: ForwardBatch) -> StepOutput:
+        self.num_waiting += 1
+        await self.may_run.wait()
+        self.num_waiting -= 1
+        await asyncio.sleep(0)
+        if self.fail_with is not None:
+            raise self.fail_with
+        self.num_steps += 1
+        self._store(batch)
+        token_ids = [next_token(self._context(batch, int(row))) for row in batch.logits_rows]
+        return StepOutput(
+            step_id=batch.step_id,
+            token_ids=np.array(token_ids, np.int64),
+            logprobs=np.full(len(token_ids), -0.5, np.float32),
+            finite=np.ones(len(token_ids), np.bool_),
+            duration_s=0.0,
+        )
+
+    def _store(self, batch: ForwardBatch) -> None:
+        size = self.cache.shape.block_size
+        for token_id, position, slot in zip(
+            batch.token_ids, batch.positions, batch.slot_mapping, strict=True
+        ):
+            kv = torch.from_numpy(kv_of(int(token_id), int(position), self.shape))
+            self.cache.logical[slot // size, :, :, :, slot % size] = kv.to(self.cache.logical.dtype)
+
+    def _context(self, batch: ForwardBatch, row: int) -> np.ndarray:
+        size = self.cache.shape.block_size
+        sequence = int(np.searchsorted(batch.cu_seqlens_q, row, side="right")) - 1
+        positions = np.arange(batch.seq_lens[sequence])
+        blocks = torch.from_numpy(batch.block_tables[sequence][positions // size].astype(np.int64))
+        kv = self.cache.logical[blocks, :, :, :, torch.from_numpy(positions % size)]
+        return kv.float().numpy()

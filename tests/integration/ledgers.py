@@ -1,0 +1,33 @@
+"""What every process of a cluster holds for requests, and waiting for it to be what it was."""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.cluster.local_cluster import LocalCluster
+from baton.rpc import open_channel
+from baton.v1.admin_service_pb2 import GetLedgerRequest
+from baton.v1.admin_service_pb2_grpc import AdminServiceStub
+
+Ledgers = dict[str, dict[str, int]]
+
+
+async def ledgers(cluster: LocalCluster) -> Ledgers:
+    """The ledger of the router and of every ready worker, by name."""
+    status = await cluster.status()
+    addresses = [cluster.admin_address] + [w.address for w in status.workers if w.state == "ready"]
+    return dict([await _ledger(address) for address in addresses])
+
+
+async def settled(cluster: LocalCluster, expected: Ledgers, *, within_s: float) -> Ledgers:
+    """The ledgers as soon as they are the expected ones; whatever they are after within_s seconds."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while (found := await ledgers(cluster)) != expected and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.02)
+    return found
+
+
+async def _ledger(address: str) -> tuple[str, dict[str, int]]:
+    async with open_channel(address) as channel:
+        response = await AdminServiceStub(channel).GetLedger(GetLedgerRequest(), timeout=5.0)
+        return response.name, dict(response.counts)

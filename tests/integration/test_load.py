@@ -1,0 +1,84 @@
+"""Two hundred requests of mixed length, thirty-two at a time: nothing mixes, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from baton import AsyncClient
+from baton.cluster.local_cluster import LocalCluster
+from tests.integration.ledgers import ledgers, settled
+from tests.integration.oracle import assert_same, greedy
+
+NUM_REQUESTS = 200
+CONCURRENCY = 32
+
+
+def mixed_prompts(seed: int) -> list[tuple[list[int], int]]:
+    """Random prompts, mostly short, some over several chunks; each with a number of tokens to generate."""
+    rng = random.Random(seed)
+    lengths = [rng.choice((1, 5, 16, 40, 90, 130, 300, 700)) for _ in range(NUM_REQUESTS)]
+    return [([rng.randrange(3, 259) for _ in range(n)], rng.randrange(2, 20)) for n in lengths]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_every_answer_is_that_of_its_prompt_alone(
+    tiny_cluster: LocalCluster, tiny_client: AsyncClient, tiny_model: tuple[Path, LlamaForCausalLM]
+) -> None:
+    before = await ledgers(tiny_cluster)
+    slots = asyncio.Semaphore(CONCURRENCY)
+
+    async def answer(prompt: list[int], num_tokens: int) -> list[int]:
+        async with slots:
+            generation = tiny_client.generate(
+                token_ids=prompt, max_tokens=num_tokens, temperature=0, ignore_eos=True, timeout_s=120
+            )
+            return [token_id async for chunk in generation for token_id in chunk.token_ids]
+
+    requests = mixed_prompts(seed=1)
+    found = await asyncio.gather(*(answer(*request) for request in requests))
+    assert await settled(tiny_cluster, before, within_s=1.0) == before
+    model = tiny_model[1]
+    for (prompt, num_tokens), tokens in zip(requests, found, strict=True):
+        assert_same(model, prompt, greedy(model, [prompt], num_tokens)[0], tokens)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_seed_gives_the_same_tokens_in_any_company(tiny_client: AsyncClient) -> None:
+    async def answer(seed: int) -> list[int]:
+        generation = tiny_client.generate(
+            token_ids=[9, 8, 7], max_tokens=12, temperature=0.9, seed=seed, ignore_eos=True
+        )
+        return [token_id async for chunk in generation for token_id in chunk.token_ids]
+
+    alone = [await answer(seed) for seed in range(4)]
+    together = await asyncio.gather(*(answer(seed) for seed in range(4)))
+    assert list(together) == alone
+    assert len({tuple(tokens) for tokens in alone}) == 4
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_full_queue_refuses_and_says_when_to_come_back(
+    tiny_cluster: LocalCluster, tiny_client: AsyncClient
+) -> None:
+    from baton.errors import BatonError, Overloaded
+
+    before = await ledgers(tiny_cluster)
+
+    async def answer() -> BatonError | None:
+        try:
+            await tiny_client.generate(token_ids=[5] * 300, max_tokens=40, ignore_eos=True).text()
+        except BatonError as error:
+            return error
+        return None
+
+    outcomes = await asyncio.gather(*(answer() for _ in range(400)))
+    refused = [error for error in outcomes if error is not None]
+    assert refused, "400 requests at once must be more than a queue of 256 and the workers hold"
+    assert all(isinstance(error, Overloaded) and error.retry_after_s for error in refused)
+    assert len(refused) < 400 - 256
+    assert await settled(tiny_cluster, before, within_s=2.0) == before

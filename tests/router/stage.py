@@ -1,0 +1,275 @@
+"""A router's inside with workers that a test plays, message by message."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.identity import Identity
+from baton.limits import Limits
+from baton.ports import WorkerInfo
+from baton.sampling import SamplingParams
+from baton.telemetry import Span
+from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
+from router.buckets import BucketQueue
+from router.config import RouterConfig
+from router.dispatcher import Dispatcher, Ticket
+from router.fleet import Fleet
+from router.generation import Generation
+from router.request import GenerationRequest
+from router.timeline import Timeline
+from router.token_stream import TokenStream
+from tests.fakes import FINGERPRINT, GUARD_S, FakeRegistry, MemoryDialer, MemorySession, until
+
+PrefillUp = prefill_service_pb2.PrefillServiceSessionResponse
+DecodeUp = decode_service_pb2.DecodeServiceSessionResponse
+Failure = common_pb2.Failure
+
+
+class PlayedWorker:
+    """A worker whose side of the session is the test. Heartbeats flow by themselves."""
+
+    up: Any
+
+    def __init__(self, name: str, role: common_pb2.Role.ValueType, incarnation: int) -> None:
+        self.identity = Identity(name=name, role=role, incarnation=incarnation, fingerprint=FINGERPRINT)
+        self.commands: asyncio.Queue[Any] = asyncio.Queue()
+        self.session: MemorySession | None = None
+        self.num_sessions = 0
+
+    async def serve(self, session: MemorySession) -> None:
+        self.session = session
+        self.num_sessions += 1
+        session.send(self.up(hello=self.identity.hello()))
+        self.open(session)
+        async for message in session:
+            if message.WhichOneof("message") not in ("hello", "heartbeat"):
+                self.commands.put_nowait(message)
+
+    def open(self, session: MemorySession) -> None:
+        raise NotImplementedError
+
+    def send(self, **message: Any) -> None:
+        assert self.session is not None
+        self.session.send(self.up(**message))
+
+    async def command(self, kind: str) -> Any:
+        """The next command, which must be of that kind."""
+        async with asyncio.timeout(GUARD_S):
+            message = await self.commands.get()
+        assert message.WhichOneof("message") == kind, message
+        return getattr(message, kind)
+
+    def token(self, attempt_id: bytes, start: int, *token_ids: int, end: bool = False) -> Any:
+        reason = common_pb2.FINISH_REASON_LENGTH if end else common_pb2.FINISH_REASON_UNSPECIFIED
+        return common_pb2.TokenEvent(
+            attempt_id=attempt_id, start_index=start, token_ids=token_ids, finish_reason=reason
+        )
+
+
+class PlayedPrefill(PlayedWorker):
+    up = PrefillUp
+
+    def __init__(self, name: str, incarnation: int, budget: int) -> None:
+        super().__init__(name, common_pb2.ROLE_PREFILL, incarnation)
+        self.budget = budget
+
+    def open(self, session: MemorySession) -> None:
+        capacity = prefill_service_pb2.PrefillCapacity(num_blocks=64, block_size=16, budget_tokens=self.budget)
+        session.send(PrefillUp(capacity=capacity))
+        self.grant(self.budget)
+
+    def grant(self, tokens: int) -> None:
+        self.send(credit_grant=prefill_service_pb2.CreditGrant(tokens=tokens))
+
+    def first_token(self, command: Any, token_id: int, *, start: int = 0, end: bool = False) -> None:
+        self.grant(command.cost_tokens)
+        self.send(token=self.token(command.attempt_id, start, token_id, end=end))
+
+    def ended(self, attempt_id: bytes, **outcome: Any) -> None:
+        self.send(ended=prefill_service_pb2.PrefillEnded(attempt_id=attempt_id, **outcome))
+
+
+class PlayedDecode(PlayedWorker):
+    up = DecodeUp
+
+    def __init__(self, name: str, incarnation: int, num_blocks: int) -> None:
+        super().__init__(name, common_pb2.ROLE_DECODE, incarnation)
+        self.num_blocks = num_blocks
+
+    def open(self, session: MemorySession) -> None:
+        capacity = decode_service_pb2.DecodeCapacity(
+            num_blocks=self.num_blocks, block_size=16, transfer_address=f"kv-of-{self.identity.name}"
+        )
+        session.send(DecodeUp(capacity=capacity))
+
+    async def grant(self) -> Any:
+        """Grants the next reservation and returns its command."""
+        command = await self.command("reserve")
+        result = decode_service_pb2.ReserveResult(
+            attempt_id=command.attempt_id,
+            lease=decode_service_pb2.Lease(lease_id=b"L" * 16),
+            num_free_blocks=self.num_blocks,
+        )
+        self.send(reserve_result=result)
+        return command
+
+    async def refuse(self, failure: Failure) -> None:
+        command = await self.command("reserve")
+        self.send(
+            reserve_result=decode_service_pb2.ReserveResult(
+                attempt_id=command.attempt_id,
+                refusal=decode_service_pb2.Refusal(failure=failure),
+                num_free_blocks=self.num_blocks,
+            )
+        )
+
+    def tokens(self, attempt_id: bytes, start: int, *token_ids: int, end: bool = False) -> None:
+        event = self.token(attempt_id, start, *token_ids, end=end)
+        self.send(step=decode_service_pb2.StepEvents(tokens=[event], num_free_blocks=self.num_blocks))
+
+    def committed(self, attempt_id: bytes) -> None:
+        self.send(lease_outcome=decode_service_pb2.LeaseOutcome(attempt_id=attempt_id, committed=True))
+
+    def gone(self, attempt_id: bytes) -> None:
+        reason = common_pb2.GONE_REASON_CANCELLED
+        self.send(lease_outcome=decode_service_pb2.LeaseOutcome(attempt_id=attempt_id, gone=reason))
+
+
+@dataclass
+class Run:
+    """A generation under way and what its client got."""
+
+    generation: Generation
+    task: asyncio.Task[None]
+    stream: TokenStream
+
+    async def answer(self) -> list[int]:
+        """Tokens as the client saw them, once the generation has ended well."""
+        async with asyncio.timeout(GUARD_S):
+            await self.task
+        return self.received()
+
+    def received(self) -> list[int]:
+        return self.stream._waiting.token_ids
+
+
+@dataclass
+class Stage:
+    registry: FakeRegistry
+    dialer: MemoryDialer
+    queue: BucketQueue[Ticket]
+    dispatcher: Dispatcher
+    fleet: Fleet
+    config: RouterConfig
+    numbers: Any = field(default_factory=lambda: itertools.count(1))
+    runs: list[Run] = field(default_factory=list)
+
+    async def prefill(self, name: str = "prefill-0", budget: int = 4096) -> PlayedPrefill:
+        worker = PlayedPrefill(name, next(self.numbers), budget)
+        await self.enter(worker, "prefill")
+        await until(lambda: any(link.name == name and link.credit for link in self.fleet.prefill_links()))
+        return worker
+
+    async def decode(self, name: str = "decode-0", num_blocks: int = 64) -> PlayedDecode:
+        worker = PlayedDecode(name, next(self.numbers), num_blocks)
+        await self.enter(worker, "decode")
+        return worker
+
+    async def enter(self, worker: PlayedWorker, role: str) -> None:
+        name = worker.identity.name
+        self.dialer.workers[name] = worker.serve
+        self.registry.announce(info_of(worker, role))
+        await until(lambda: any(link.name == name and link.is_ready for link in self.fleet.links))
+
+    def kill(self, name: str) -> None:
+        """The process is gone: its sessions break, and nobody answers any more."""
+        self.dialer.workers.pop(name, None)
+        self.registry.withdraw(name)
+        self.dialer.cut(name)
+
+    def generate(self, num_prompt_tokens: int = 20, *, timeout_s: float | None = None, **params: Any) -> Run:
+        loop = asyncio.get_running_loop()
+        request = GenerationRequest(
+            request_id="r",
+            prompt_token_ids=list(range(num_prompt_tokens)),
+            params=SamplingParams(temperature=0, **({"max_tokens": 4} | params)),
+            priority=0,
+            deadline_at=None if timeout_s is None else loop.time() + timeout_s,
+            arrived_at=loop.time(),
+        )
+        stream = TokenStream()
+        generation = Generation(
+            request,
+            config=self.config,
+            dispatcher=self.dispatcher,
+            fleet=self.fleet,
+            limits=Limits(max_model_len=10_000, vocab_size=10_000),
+            stream=stream,
+            timeline=Timeline(request.arrived_at, "any"),
+            span=Span(None, ""),
+            rng=random.Random(next(self.numbers)),
+        )
+        run = Run(generation, loop.create_task(generation.run()), stream)
+        self.runs.append(run)
+        return run
+
+    def held(self) -> dict[str, int]:
+        """Everything the router holds for requests."""
+        return {
+            "queued": len(self.queue),
+            "attempts": sum(link.num_attempts for link in self.fleet.links),
+            "spent": sum(getattr(link, "spent", 0) for link in self.fleet.links),
+            "asked": sum(sum(link._asked.values()) for link in self.fleet.decode_links()),
+        }
+
+
+NOTHING = {"queued": 0, "attempts": 0, "spent": 0, "asked": 0}
+
+
+def info_of(worker: PlayedWorker, role: str, *, draining: bool = False) -> WorkerInfo:
+    identity = worker.identity
+    return WorkerInfo(
+        name=identity.name,
+        role=role,
+        incarnation=identity.incarnation,
+        address="memory:1",
+        draining=draining,
+    )
+
+
+@asynccontextmanager
+async def staged(**settings: Any) -> AsyncIterator[Stage]:
+    """A router's inside that follows an empty registry."""
+    config = RouterConfig(**({"resume_wait_s": 0.2, "max_skip_s": 60.0} | settings))
+    registry, dialer = FakeRegistry(), MemoryDialer()
+    queue: BucketQueue[Ticket] = BucketQueue(
+        config.bucket_edges, max_items=config.max_queue, max_skip_s=config.max_skip_s
+    )
+    dispatcher = Dispatcher(queue, grace_s=config.resume_wait_s)
+    identity = Identity(
+        name="router-0", role=common_pb2.ROLE_ROUTER, incarnation=99, fingerprint=FINGERPRINT
+    )
+    fleet = Fleet(
+        registry=registry,
+        identity=identity,
+        dial_prefill=dialer,
+        dial_decode=dialer,
+        rng=random.Random(0),
+        on_change=dispatcher.kick,
+    )
+    dispatcher.attach(fleet)
+    stage = Stage(registry, dialer, queue, dispatcher, fleet, config)
+    following = asyncio.create_task(fleet.run())
+    try:
+        yield stage
+    finally:
+        for task in (*(run.task for run in stage.runs), following):
+            task.cancel()
+        await asyncio.gather(*(run.task for run in stage.runs), following, return_exceptions=True)
+        dispatcher.close()

@@ -1,0 +1,120 @@
+"""Links: opened for what is announced, kept when the registry forgets, redialled after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from baton.ports import WorkerInfo
+from baton.v1 import common_pb2
+from tests.fakes import FINGERPRINT, until
+from tests.router.stage import Stage, staged
+
+
+def link(stage: Stage, name: str) -> object:
+    return next(link for link in stage.fleet.links if link.name == name)
+
+
+async def test_a_lost_session_is_dialled_again_while_the_worker_is_announced() -> None:
+    async with staged() as stage:
+        worker = await stage.decode()
+        for number in range(2, 5):
+            stage.dialer.cut("decode-0")
+            await until(lambda number=number: worker.num_sessions == number)
+            await until(lambda: link(stage, "decode-0").is_ready)
+
+
+async def test_a_worker_that_died_is_forgotten_once_it_is_no_longer_announced() -> None:
+    async with staged() as stage:
+        await stage.decode("decode-0")
+        await stage.decode("decode-1")
+        stage.kill("decode-0")
+        await until(lambda: [link.name for link in stage.fleet.links] == ["decode-1"])
+
+
+async def test_an_emptied_registry_harms_nobody() -> None:
+    async with staged() as stage:
+        await stage.decode()
+        await stage.prefill()
+        stage.registry.forget_all()
+        run = stage.generate()
+        # The session is what counts: the request is placed.
+        await until(lambda: stage.held()["attempts"] == 1)
+        assert not run.task.done()
+
+
+async def test_a_link_whose_session_ended_is_not_ready() -> None:
+    async with staged() as stage:
+        await stage.decode()
+        lost = link(stage, "decode-0")
+        states: list[tuple[str, bool]] = []
+        lost._on_change = lambda: states.append((lost.state, lost.is_ready))
+        stage.dialer.cut("decode-0")
+        await until(lambda: bool(states))
+        assert states == [("lost", False)]
+
+
+async def test_a_worker_of_another_model_is_refused_by_name_and_not_dialled_again() -> None:
+    async with staged() as stage:
+        worker = await stage.decode("decode-0")
+        stage.kill("decode-0")
+        other = common_pb2.Fingerprint()
+        other.CopyFrom(FINGERPRINT)
+        other.head_dim = 64
+        worker.identity = replace(worker.identity, fingerprint=other, incarnation=50)
+        stage.dialer.workers["decode-0"] = worker.serve
+        stage.registry.announce(WorkerInfo(name="decode-0", role="decode", incarnation=50, address="memory:1"))
+        await until(lambda: any(link.state == "refused" for link in stage.fleet.links))
+        refused = link(stage, "decode-0")
+        assert refused.reason.startswith("head_dim differs")
+        assert refused.status().state == "refused"
+        assert not refused.is_ready
+        sessions = worker.num_sessions
+        await asyncio.sleep(0.15)  # more than the first pause: time in which a redial would show
+        assert worker.num_sessions == sessions
+
+
+async def test_another_incarnation_at_the_same_name_is_another_worker() -> None:
+    async with staged() as stage:
+        first = await stage.decode("decode-0")
+        stage.kill("decode-0")
+        await until(lambda: stage.fleet.links == [])
+        second = await stage.decode("decode-0")
+        (only,) = stage.fleet.links
+        assert only.info.incarnation == second.identity.incarnation != first.identity.incarnation
+
+
+async def test_a_worker_that_answers_with_another_incarnation_is_not_used() -> None:
+    async with staged() as stage:
+        worker = await stage.decode("decode-0")
+        stage.dialer.cut("decode-0")
+        worker.identity = replace(worker.identity, incarnation=77)
+        await until(lambda: link(stage, "decode-0").reason.endswith("has restarted since it registered"))
+        assert not list(stage.fleet.decode_links())
+
+
+async def test_reclaimed_credit_is_returned_as_far_as_it_is_unused() -> None:
+    async with staged() as stage:
+        worker = await stage.prefill(budget=100)
+        worker.send(credit_reclaim={"tokens": 70})
+        assert (await worker.command("credit_return")).tokens == 70
+        worker.send(credit_reclaim={"tokens": 70})
+        assert (await worker.command("credit_return")).tokens == 30
+        assert link(stage, "prefill-0").credit == 0
+
+
+async def test_what_another_router_is_granted_does_not_count_as_spent_here() -> None:
+    async with staged() as stage:
+        worker = await stage.prefill(budget=100)
+        decode = await stage.decode()
+        stage.generate(num_prompt_tokens=100)
+        await decode.grant()
+        command = await worker.command("prefill")
+        assert link(stage, "prefill-0").spent == 100
+        # The worker gives half of the freed credit to another router.
+        worker.grant(50)
+        worker.send(token=worker.token(command.attempt_id, 0, 7))
+        await until(lambda: link(stage, "prefill-0").spent == 0)
+        # A prompt longer than all there is now costs all there is, and fits.
+        assert link(stage, "prefill-0").can_take(5000)
+        assert link(stage, "prefill-0").cost(5000) == 50
