@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -28,6 +29,15 @@ def run(role: Role) -> int:
         log.error("cannot run", code=error.code, reason=error.message, field=error.field)
         return 1
     return 0
+
+
+def report_errors(main: Callable[[], int]) -> int:
+    """Runs an entry point; a BatonError that escapes it, from its settings, is one line and status 2."""
+    try:
+        return main()
+    except BatonError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2
 
 
 def write_ready_file(path: str, **facts: object) -> None:

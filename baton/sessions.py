@@ -147,6 +147,9 @@ async def serving_session(
     requests: AsyncIterator[Any], context: Any
 ) -> AsyncIterator[StreamSession[Any, Any]]:
     """The server's end of a stream as a session. The call ends when its handler returns."""
+    # The first write would send it too, and leaving while that write is under way would make gRPC
+    # send it twice: the client would never hear of the end.
+    await context.send_initial_metadata(())
     async with StreamSession(context.peer(), requests, context.write, lambda: None) as session:
         yield session
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from baton.config import load_config
 from baton.logs import configure_logging
-from baton.process import run
+from baton.process import report_errors, run
 from baton.telemetry import configure_tracing, shutdown_tracing
 from decode_worker.config import DecodeConfig
 from decode_worker.serve import serve
@@ -26,4 +26,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report_errors(main))

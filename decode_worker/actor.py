@@ -63,8 +63,10 @@ class DecodeWorker:
                 serve(self._config, self._stop, on_serving=lambda: self._serving.set_result(None))
             )
         except Exception as error:
-            reason = error.message if isinstance(error, BatonError) else str(error)
-            log.exception("decode worker failed", reason=reason)
+            if isinstance(error, BatonError):
+                log.error("cannot run", code=error.code, reason=error.message, field=error.field)
+            else:
+                log.exception("decode worker failed")
             if not self._serving.done():
                 self._serving.set_exception(error)
                 return

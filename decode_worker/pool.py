@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ MAX_SLOTS = 64
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 # One call waits for the actor's end as long as it lives; the others must not wait behind it.
 ACTOR_THREADS = 4
+
+# Ray frees an actor's name some moments after the actor was killed.
+NAME_FREE_S = 10.0
 
 
 class DecodePool:
@@ -82,6 +86,7 @@ class DecodePool:
             )
         pool = cls(config, dashboard_url, group)
         for index in range(config.workers):
+            _remove_left_over(f"decode-{index}", config.namespace)
             pool._place(index, bundle)
         return pool
 
@@ -124,7 +129,7 @@ class DecodePool:
 def _connect(config: PoolConfig) -> str:
     """Joins or starts Ray; returns the dashboard's URL, or "" if there is none."""
     if config.ray_address:
-        context = ray.init(address=config.ray_address, namespace=config.namespace, log_to_driver=False)
+        context = _join(config)
     else:
         context = ray.init(
             address="local",
@@ -144,6 +149,28 @@ def _connect(config: PoolConfig) -> str:
     return f"http://{url}" if url else ""
 
 
+def _remove_left_over(name: str, namespace: str) -> None:
+    """Ends a detached actor of a pool that was killed: its place is gone, but it still holds the name."""
+    deadline_s = time.monotonic() + NAME_FREE_S
+    while time.monotonic() < deadline_s:
+        try:
+            left_over = ray.get_actor(name, namespace=namespace)
+        except ValueError:
+            return
+        ray.kill(left_over)
+        time.sleep(0.1)
+    raise Unavailable(f"Ray still has an actor {name} in namespace {namespace} that will not end")
+
+
+def _join(config: PoolConfig) -> Any:
+    try:
+        return ray.init(address=config.ray_address, namespace=config.namespace, log_to_driver=False)
+    except (ConnectionError, RayError) as error:
+        raise Unavailable(
+            f"no Ray cluster answers at {config.ray_address}: {error} (a token goes into RAY_AUTH_TOKEN)"
+        ) from None
+
+
 async def _watch(name: str, actor: Any) -> None:
     """Logs each death and return of one actor; a failed return is raised."""
     while True:
@@ -161,7 +188,9 @@ async def _until_serving(name: str, actor: Any) -> None:
     try:
         facts = await actor.describe.options(max_task_retries=-1).remote()
     except RayError as error:
-        raise Unavailable(f"{name} cannot serve: {error}") from None
+        # The rest is a traceback through Ray; the worker's own log has it where it matters.
+        last_line = str(error).strip().splitlines()[-1]
+        raise Unavailable(f"{name} cannot serve: {last_line}") from None
     log.info("decode worker serving", worker=name, pid=facts["pid"])
 
 

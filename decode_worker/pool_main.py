@@ -6,13 +6,16 @@ import asyncio
 import os
 import sys
 from functools import partial
+from pathlib import Path
 
 from baton.config import load_config
 from baton.logs import configure_logging, get_logger
-from baton.process import run, run_until, stop_on_signals, write_ready_file
+from baton.process import report_errors, run, run_until, stop_on_signals, write_ready_file
 from decode_worker.pool_config import PoolConfig
 
 log = get_logger(__name__)
+
+LOOPBACK_PREFIXES = ("127.", "localhost:", "[::1]:")
 
 
 async def serve(config: PoolConfig, stop: asyncio.Event) -> None:
@@ -41,10 +44,18 @@ async def serve(config: PoolConfig, stop: asyncio.Event) -> None:
 def prepare_environment(config: PoolConfig) -> None:
     """Sets what Ray reads at import, here and in its processes."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if not config.ray_address:
-        # Despite its name this works on Linux too: Ray then takes 127.0.0.1 for the node's address
-        # and listens there only. Otherwise it replaces 127.0.0.1 and listens on all interfaces.
+    if not config.ray_address or config.ray_address.startswith(LOOPBACK_PREFIXES):
+        # Despite its name this works on Linux too: Ray then takes 127.0.0.1 for a node's address and
+        # listens there only. Otherwise it replaces 127.0.0.1 and listens on all interfaces.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    if config.ray_address and _has_ray_token():
+        # `ray start` takes this step by itself; whoever joins such a cluster has to ask for it.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def _has_ray_token() -> bool:
+    names = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    return any(os.environ.get(name) for name in names) or (Path.home() / ".ray" / "auth_token").is_file()
 
 
 def main() -> int:
@@ -56,4 +67,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report_errors(main))

@@ -110,8 +110,8 @@ class EngineConfig:
     block_size: int = 16
     layout: str = "HND"
     kv_cache_bytes: int = 1 << 30
-    max_batch_tokens: int = 2048
-    chunk_tokens: int = 512
+    max_batch_tokens: int = 256
+    chunk_tokens: int = 256
     max_running: int = 64
 
     def __post_init__(self) -> None:

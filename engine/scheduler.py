@@ -261,6 +261,8 @@ class Scheduler:
 
     def _grow(self, request: Request) -> list[Event]:
         missing = self._missing_blocks(request)
+        if missing == 0:
+            return []
         if not self._pool.can_allocate(missing):
             error = Overloaded("the KV cache is full; try again later", retry_after_s=1.0)
             return [self._fail(request, error)]

@@ -12,7 +12,7 @@ from baton.config import load_config
 from baton.identity import Identity
 from baton.logs import configure_logging
 from baton.models import ModelDir
-from baton.process import run, run_until, write_ready_file
+from baton.process import report_errors, run, run_until, write_ready_file
 from baton.registry import RedisRegistry
 from baton.rpc_server import Registration, RpcServer
 from baton.telemetry import configure_tracing, shutdown_tracing
@@ -94,4 +94,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report_errors(main))

@@ -1,4 +1,4 @@
-"""A tiny random Llama in the Hugging Face layout, with a byte-level tokenizer: for tests of whole clusters."""
+"""A tiny random Llama in the Hugging Face layout with a byte-level tokenizer, for tests of whole clusters."""
 
 from __future__ import annotations
 

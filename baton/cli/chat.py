@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from baton.cli.answer_printer import describe
-from baton.cli.options import DEFAULT_ADDRESS, Address, Seed, TopP, Verbose
+from baton.cli.options import CONNECT_S, DEFAULT_ADDRESS, Address, Seed, TopP, Verbose
 from baton.cli.text_input import open_stdout, read_text
 from baton.errors import BatonError
 from baton.sync_client import Client
@@ -45,7 +45,7 @@ def chat(
         )
     open_stdout()
     options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    with Client.connect(address) as client:
+    with Client.connect(address, timeout_s=CONNECT_S) as client:
         conversation = Conversation(client, options, system=read.get("--system"), verbose=verbose)
         if message is not None:
             conversation.say(read["MESSAGE"])

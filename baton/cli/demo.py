@@ -82,12 +82,13 @@ def _pull_if_missing(model: str, console: ClusterConsole) -> None:
 
 async def _answer_all(address: str, out: Console) -> list[Summary]:
     """Asks all questions at the same time and shows the answers; returns how each one went."""
-    async with await AsyncClient.connect(address) as client, asyncio.TaskGroup() as group:
+    async with await AsyncClient.connect(address) as client:
         with DemoStreams([label for label, _ in PROMPTS], out) as streams:
             tasks = [
-                group.create_task(_answer(client, streams, index, text))
+                asyncio.create_task(_answer(client, streams, index, text))
                 for index, (_, text) in enumerate(PROMPTS)
             ]
+            # Each one ends, well or not, before the first error is raised.
             await asyncio.wait(tasks)
     return [task.result() for task in tasks]
 

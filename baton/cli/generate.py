@@ -9,6 +9,7 @@ import typer
 
 from baton.cli.answer_printer import describe, print_answer, print_json
 from baton.cli.options import (
+    CONNECT_S,
     DEFAULT_ADDRESS,
     Address,
     AsJson,
@@ -66,7 +67,7 @@ def generate(
 
 
 async def _generate(address: str, given: dict[str, Any], *, as_json: bool, verbose: bool) -> None:
-    async with await AsyncClient.connect(address) as client:
+    async with await AsyncClient.connect(address, timeout_s=CONNECT_S) as client:
         generation = client.generate(**given)
         if as_json:
             await print_json(generation)

@@ -26,8 +26,10 @@ Timeout = Annotated[float | None, typer.Option("--timeout", help="Deadline in se
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Timings on standard error.")]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", envvar="BATON_CONFIG", help="TOML file with settings.", dir_okay=False)
+    Path | None, typer.Option("--config", envvar="BATON_CONFIG", help="TOML file.", dir_okay=False)
 ]
 
+# A person waits for this; the SDK's own default suits a program that starts beside its router.
+CONNECT_S = 5.0
 DEFAULT_ADDRESS = DEFAULT_TARGET
 DEFAULT_ADMIN = DEFAULT_ADMIN_ADDRESS

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
 # A reader of plain lines hears something at least this often, in seconds.
@@ -58,6 +59,6 @@ class ProgressLines:
             return
         line = f"{self._text} ({time.monotonic() - self._since_s:.0f} s)"
         if self._spinner is not None:
-            self._spinner.update(line)
+            self._spinner.update(escape(line))
         else:
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -81,8 +81,8 @@ def up(
     """Start a cluster on this machine and keep it running until Ctrl-C.
 
     Settings not given here come from BATON_CLUSTER_* variables, then from the table "cluster" of the file;
-    the roles also read their own tables, "router", "prefill" and "decode". A worker that dies is started again.
-    A second Ctrl-C ends everything at once.
+    the roles also read their own tables, "router", "prefill" and "decode". A worker that dies is started
+    again. A second Ctrl-C ends everything at once.
     """
     given = {name: value for name, value in locals().items() if name != "config" and value is not None}
     settings = load_config(

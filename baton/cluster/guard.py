@@ -1,8 +1,8 @@
-"""Kills the process groups of a cluster when the process that started them is gone.
+"""Clears up after a cluster when the process that started it is gone: kills groups, removes folders.
 
 The tether ends our own children; what those started, Ray's agents for example, may
-outlive a killed parent by a minute. The guard is a process that reads group ids from
-a pipe and, at the pipe's end, kills the groups it still knows. Run as a script
+outlive a killed parent by a minute. The guard is a process that reads group ids and
+folders from a pipe and, at the pipe's end, clears those it still knows. Run as a script
 it imports nothing of Baton and nothing that is installed, so it starts fast.
 """
 
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -32,6 +34,10 @@ class Guard:
     def forget(self, group_id: int) -> None:
         """The group has ended; its id may belong to others soon."""
         self._tell(f"-{group_id}\n")
+
+    def own(self, folder: Path) -> None:
+        """Removes this temporary folder at the end, whatever that is."""
+        self._tell(f"={folder}\n")
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
@@ -56,25 +62,31 @@ class Guard:
             self._process.stdin.write(line.encode())
 
 
-def follow(lines: Iterable[str]) -> set[int]:
-    """The groups that were named and not forgotten when the lines ended."""
+def follow(lines: Iterable[str]) -> tuple[set[int], set[str]]:
+    """The groups that were named and not forgotten when the lines ended, and the folders to remove."""
     groups: set[int] = set()
+    folders: set[str] = set()
     for line in lines:
-        group_id = int(line[1:])
-        if line[0] == "+":
-            groups.add(group_id)
+        kind, value = line[0], line[1:].rstrip("\n")
+        if kind == "+":
+            groups.add(int(value))
+        elif kind == "-":
+            groups.discard(int(value))
         else:
-            groups.discard(group_id)
-    return groups
+            folders.add(value)
+    return groups, folders
 
 
 def _main() -> None:
     # Only the end of the pipe ends the guard.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    for group_id in follow(sys.stdin):
+    groups, folders = follow(sys.stdin)
+    for group_id in groups:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group_id, signal.SIGKILL)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

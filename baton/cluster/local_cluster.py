@@ -83,7 +83,7 @@ class LocalCluster:
             guard = await resources.enter_async_context(Guard())
             redis_url = config.redis_url or (await resources.enter_async_context(EmbeddedRedis())).url
             places = _make_places(config, ports, redis_url, config_file)
-            resources.callback(shutil.rmtree, places.ray_dir, ignore_errors=True)
+            guard.own(places.ray_dir)
             supervisor = _supervisor(config, places, guard, report)
             cluster = cls(config, places, supervisor, resources.pop_all())
         try:
@@ -148,16 +148,17 @@ class LocalCluster:
     async def stop(self) -> None:
         """Stops everything in order: router, workers and Ray, Redis. Idempotent; kills what does not end."""
         self._running.cancel()
-        with suppress(asyncio.CancelledError, BatonError):
-            await self._running
+        await asyncio.wait([self._running])
+        if not self._running.cancelled():
+            # Whoever waits in run() has heard of it; here it must only not count as overlooked.
+            self._running.exception()
         workers = [name for name in self._supervisor.names if name != ROUTER]
         await self._supervisor.stop([[ROUTER], workers], self.config.drain_s + _EXTRA_GRACE_S)
         await self._resources.aclose()
 
     def kill(self) -> None:
-        """Kills every child at once, without waiting; Redis ends with this process."""
+        """Kills every child at once, without waiting; stop() must still follow."""
         self._supervisor.kill()
-        shutil.rmtree(self.places.ray_dir, ignore_errors=True)
 
     async def __aenter__(self) -> Self:
         return self

@@ -74,7 +74,8 @@ def decode_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
         "ray_address": config.ray_address,
         "ray_dir": places.ray_dir if config.has_local_ray else "",
         "dashboard_port": places.dashboard_port,
-        "log_dir": places.logs,
+        # Actors on other machines do not have this folder; Ray keeps their logs then.
+        "log_dir": places.logs if config.has_local_ray else "",
         "ready_file": places.ready_file,
     }
     return [
@@ -83,7 +84,7 @@ def decode_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
             role="decode",
             command=_command("decode_worker.pool_main", flags),
             environment=_environment(places, "decode"),
-            logs=tuple(places.logs / f"{name}.log" for name in names),
+            logs=tuple(places.logs / f"{name}.log" for name in names) if config.has_local_ray else (),
         )
     ]
 

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from engine.philox import GUMBEL_MAX, GUMBEL_MIN, gumbel, philox
+from engine.philox import GUMBEL_MAX, GUMBEL_MIN, gumbel, gumbel_of_all, philox
 
 # Random123's kat_vectors, philox4x32 with 10 rounds: counter, key, output.
 KNOWN_ANSWERS = [
@@ -50,17 +50,23 @@ def test_equals_an_independent_implementation() -> None:
         assert run_philox(counter, key) == reference_philox(counter, key)
 
 
-def test_gumbel_numbers_follow_the_documented_layout() -> None:
+@pytest.mark.parametrize("whole_vocabulary", [False, True], ids=["some tokens", "all tokens"])
+def test_gumbel_numbers_follow_the_documented_layout(whole_vocabulary: bool) -> None:
     seed, position, sample_index = 0xFEDCBA9876543210, 4711, 3
-    token_ids = torch.tensor([0, 1, 2, 3, 4, 77, 49151])
+    token_ids = torch.tensor([0, 1, 2, 3, 4, 77, 49152])
 
-    noise = gumbel(
-        token_ids,
-        seed_low=torch.full_like(token_ids, seed % 2**32),
-        seed_high=torch.full_like(token_ids, seed >> 32),
-        position=torch.full_like(token_ids, position),
-        sample_index=torch.full_like(token_ids, sample_index),
-    )
+    if whole_vocabulary:
+        every = gumbel_of_all(49153, seed=seed, position=position, sample_index=sample_index)
+        assert every.shape == (49153,)
+        noise = every[token_ids]
+    else:
+        noise = gumbel(
+            token_ids,
+            seed_low=torch.full_like(token_ids, seed % 2**32),
+            seed_high=torch.full_like(token_ids, seed >> 32),
+            position=torch.full_like(token_ids, position),
+            sample_index=torch.full_like(token_ids, sample_index),
+        )
 
     for token_id, number in zip(token_ids.tolist(), noise.tolist(), strict=True):
         words = reference_philox([token_id // 4, position, sample_index, 0], [seed % 2**32, seed >> 32])

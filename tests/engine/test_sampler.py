@@ -184,6 +184,22 @@ def test_logprobs_are_those_of_the_unfiltered_distribution() -> None:
     assert sampled.logprobs[1] == 0
 
 
+def test_rows_that_keep_few_and_many_tokens_draw_the_same_numbers() -> None:
+    # The two rows differ only in tokens that cannot win, which decide how the numbers are computed.
+    generator = torch.Generator().manual_seed(11)
+    many = torch.full((40, 2000), -12.0)
+    many[:, ::250] = torch.randn(40, 8, generator=generator)
+    few = many.clone()
+    few[many == -12.0] = -30.0
+    columns = {"temperature": 1.0, "seed": np.arange(40)}
+
+    drawn_many, drawn_few = (sample(logits, arrays(40, **columns)).token_ids for logits in (many, few))
+
+    # At e^-12 each, the 1992 others win about once in a hundred draws.
+    assert (drawn_many == drawn_few).mean() > 0.9
+    assert set(drawn_few.tolist()) <= set(range(0, 2000, 250))
+
+
 def test_a_tiny_temperature_is_greedy() -> None:
     logits = torch.randn(4, 90, generator=torch.Generator().manual_seed(6)) * 30
 

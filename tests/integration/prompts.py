@@ -5,10 +5,10 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 ENGLISH = (
-    "The harbor master kept two books. In the first she wrote down every ship that came in, its length and what "
-    "it carried; in the second, only those that left again. On quiet evenings she compared them and wondered "
-    "about the difference. A ship that stays is not lost, she told the boy who swept the office, it has merely "
-    "stopped being a matter of timetables. "
+    "The harbor master kept two books. In the first she wrote down every ship that came in, its length "
+    "and what it carried; in the second, only those that left again. On quiet evenings she compared them "
+    "and wondered about the difference. A ship that stays is not lost, she told the boy who swept the "
+    "office, it has merely stopped being a matter of timetables. "
 )
 CODE = (
     "def merge(left, right):\n    merged = []\n    while left and right:\n"
@@ -16,8 +16,11 @@ CODE = (
     "    return merged + left + right\n\n\nclass Account:\n    def __init__(self, owner, balance=0):\n"
     "        self.owner = owner\n        self.balance = balance\n\n"
 )
-CHINESE = "春天的早晨，河边的柳树发出了新芽。老人牵着孩子慢慢地走，一边走一边讲从前的故事。孩子问：河水流到哪里去了？"
-EMOJI = "Weather report: ☀️ in the morning, 🌧️ at noon, 🌈 after three. Bring an ☂️ and a 😀! 👩‍👩‍👧 welcome. "
+CHINESE = (
+    "春天的早晨，河边的柳树发出了新芽。老人牵着孩子慢慢地走，"
+    "一边走一边讲从前的故事。孩子问：河水流到哪里去了？"
+)
+EMOJI = "Weather: ☀️ in the morning, 🌧️ at noon, 🌈 after three. Bring an ☂️ and a 😀! 👩‍👩‍👧 welcome. "
 TEXTS = (ENGLISH, CODE, CHINESE, EMOJI)
 
 BLOCK = 16

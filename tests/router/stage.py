@@ -29,6 +29,8 @@ from tests.fakes import FINGERPRINT, GUARD_S, FakeRegistry, MemoryDialer, Memory
 PrefillUp = prefill_service_pb2.PrefillServiceSessionResponse
 DecodeUp = decode_service_pb2.DecodeServiceSessionResponse
 Failure = common_pb2.Failure
+# Routers of one test must not draw the same attempt ids.
+SEEDS = itertools.count()
 
 
 class PlayedWorker:
@@ -80,7 +82,9 @@ class PlayedPrefill(PlayedWorker):
         self.budget = budget
 
     def open(self, session: MemorySession) -> None:
-        capacity = prefill_service_pb2.PrefillCapacity(num_blocks=64, block_size=16, budget_tokens=self.budget)
+        capacity = prefill_service_pb2.PrefillCapacity(
+            num_blocks=64, block_size=16, budget_tokens=self.budget
+        )
         session.send(PrefillUp(capacity=capacity))
         self.grant(self.budget)
 
@@ -213,7 +217,7 @@ class Stage:
             stream=stream,
             timeline=Timeline(request.arrived_at, "any"),
             span=Span(None, ""),
-            rng=random.Random(next(self.numbers)),
+            rng=random.Random(next(SEEDS)),
         )
         run = Run(generation, loop.create_task(generation.run()), stream)
         self.runs.append(run)
@@ -252,9 +256,7 @@ async def staged(**settings: Any) -> AsyncIterator[Stage]:
         config.bucket_edges, max_items=config.max_queue, max_skip_s=config.max_skip_s
     )
     dispatcher = Dispatcher(queue, grace_s=config.resume_wait_s)
-    identity = Identity(
-        name="router-0", role=common_pb2.ROLE_ROUTER, incarnation=99, fingerprint=FINGERPRINT
-    )
+    identity = Identity(name="router-0", role=common_pb2.ROLE_ROUTER, incarnation=99, fingerprint=FINGERPRINT)
     fleet = Fleet(
         registry=registry,
         identity=identity,
@@ -273,3 +275,33 @@ async def staged(**settings: Any) -> AsyncIterator[Stage]:
             task.cancel()
         await asyncio.gather(*(run.task for run in stage.runs), following, return_exceptions=True)
         dispatcher.close()
+
+
+async def workers(stage: Stage) -> tuple[PlayedPrefill, PlayedDecode]:
+    return await stage.prefill(), await stage.decode()
+
+
+async def to_prefill(prefill: PlayedPrefill, decode: PlayedDecode) -> Any:
+    """Plays an attempt up to its PrefillCommand, and returns that."""
+    await decode.grant()
+    return await prefill.command("prefill")
+
+
+async def to_decode(prefill: PlayedPrefill, decode: PlayedDecode, token_id: int = 70) -> bytes:
+    """Plays an attempt up to its committed KV, the first token delivered by both sides."""
+    command = await to_prefill(prefill, decode)
+    attempt_id: bytes = command.attempt_id
+    start = len(command.sequence.token_ids) - command.sequence.num_prompt_tokens
+    prefill.first_token(command, token_id, start=start)
+    decode.committed(attempt_id)
+    decode.tokens(attempt_id, start, token_id)
+    prefill.ended(attempt_id, committed=True)
+    return attempt_id
+
+
+async def failure(run: Run) -> BaseException:
+    async with asyncio.timeout(GUARD_S):
+        await asyncio.wait([run.task])
+    error = run.task.exception()
+    assert error is not None
+    return error

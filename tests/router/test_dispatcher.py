@@ -233,9 +233,7 @@ async def test_a_full_queue_refuses_new_requests_only() -> None:
         await turns()
         with pytest.raises(Overloaded):
             await result(assign(stage, num_tokens=10))
-        again = asyncio.create_task(
-            stage.dispatcher.assign(next(IDS), 10, 10, enqueued_at=0.0, is_new=False)
-        )
+        again = asyncio.create_task(stage.dispatcher.assign(next(IDS), 10, 10, enqueued_at=0.0, is_new=False))
         await turns()
         assert len(stage.queue) == 2
         assert not waiting.done()

@@ -63,7 +63,9 @@ async def test_a_worker_of_another_model_is_refused_by_name_and_not_dialled_agai
         other.head_dim = 64
         worker.identity = replace(worker.identity, fingerprint=other, incarnation=50)
         stage.dialer.workers["decode-0"] = worker.serve
-        stage.registry.announce(WorkerInfo(name="decode-0", role="decode", incarnation=50, address="memory:1"))
+        stage.registry.announce(
+            WorkerInfo(name="decode-0", role="decode", incarnation=50, address="memory:1")
+        )
         await until(lambda: any(link.state == "refused" for link in stage.fleet.links))
         refused = link(stage, "decode-0")
         assert refused.reason.startswith("head_dim differs")

@@ -1,0 +1,89 @@
+"""The command run in this process, and a router that answers what the test tells it to."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from baton.cli.main import main
+from baton.v1 import admin_service_pb2, common_pb2, inference_service_pb2
+from baton.v1.admin_service_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
+from baton.v1.inference_service_pb2_grpc import (
+    InferenceServiceServicer,
+    add_InferenceServiceServicer_to_server,
+)
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str, stdin: bytes | None = None) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["baton", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin or b"")))
+        # Error boxes are as wide as the terminal; a word must not be broken in the middle.
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
+    """Answers with `words`, one chunk each, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.words = ["Paris", " is", " it."]
+        self.requests: list[inference_service_pb2.GenerateRequest] = []
+        self.status = admin_service_pb2.GetClusterStatusResponse(router="router-0", model="tiny")
+        self.address = ""
+
+    def Generate(self, request, context):  # noqa: N802
+        self.requests.append(request)
+        for index, word in enumerate(self.words):
+            chunk = inference_service_pb2.Chunk(start_index=index, token_ids=[100 + index], text=word)
+            yield inference_service_pb2.GenerateResponse(chunk=chunk)
+        yield inference_service_pb2.GenerateResponse(
+            summary=inference_service_pb2.Summary(
+                request_id="req-1",
+                model="tiny",
+                finish_reason=common_pb2.FINISH_REASON_STOP,
+                num_prompt_tokens=7,
+                num_output_tokens=len(self.words),
+                seed=42,
+                timings=inference_service_pb2.Timings(
+                    bucket="<128", prefill_worker="prefill-0", decode_worker="decode-0", ttft_ms=12.5
+                ),
+            )
+        )
+
+    def GetClusterStatus(self, request, context):  # noqa: N802
+        return self.status
+
+
+@pytest.fixture
+def router() -> Iterator[FakeRouter]:
+    fake = FakeRouter()
+    server = grpc.server(ThreadPoolExecutor(max_workers=2))
+    add_InferenceServiceServicer_to_server(fake, server)
+    add_AdminServiceServicer_to_server(fake, server)
+    fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield fake
+    server.stop(0).wait()

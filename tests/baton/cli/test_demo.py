@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from baton.answer import Summary, Timings
+from baton.cli.demo import PROMPTS, timings_table
+from baton.cli.demo_streams import DemoStreams
+
+
+def summary(bucket: str, decode_worker: str) -> Summary:
+    timings = Timings(
+        bucket=bucket,
+        prefill_worker="prefill-0",
+        decode_worker=decode_worker,
+        queue_ms=1.25,
+        reserve_ms=2.0,
+        prefill_ms=30.04,
+        transfer_ms=4.0,
+        transfer_bytes=1_500_000,
+        ttft_ms=33.3,
+        itl_ms=5.5,
+        total_ms=99.0,
+        num_attempts=1,
+    )
+    return Summary(
+        request_id="r",
+        model="m",
+        finish_reason="length",
+        num_prompt_tokens=42,
+        num_output_tokens=8,
+        seed=1,
+        timings=timings,
+    )
+
+
+def test_a_row_per_request() -> None:
+    text = io.StringIO()
+    Console(file=text, width=160).print(
+        timings_table([summary("<128", "decode-0"), summary(">=512", "decode-1")])
+    )
+    rows = [line.split() for line in text.getvalue().splitlines() if "prefill-0" in line]
+    assert rows == [
+        ["<128", "42", "1.2", "2.0", "30.0", "4.0", "1.50", "33.3", "5.5", "8", "prefill-0", "decode-0"],
+        [">=512", "42", "1.2", "2.0", "30.0", "4.0", "1.50", "33.3", "5.5", "8", "prefill-0", "decode-1"],
+    ]
+
+
+def test_without_a_terminal_answers_are_printed_whole_in_the_order_they_end() -> None:
+    text = io.StringIO()
+    with DemoStreams(["one", "two"], Console(file=text, force_terminal=False)) as streams:
+        streams.add(0, "first [b]")
+        streams.add(1, "second")
+        streams.finish(1)
+        streams.add(0, " answer")
+        streams.finish(0)
+    assert text.getvalue() == "[two]\nsecond\n\n[one]\nfirst [b] answer\n\n"
+
+
+def test_on_a_terminal_all_answers_are_visible_at_once() -> None:
+    text = io.StringIO()
+    with DemoStreams(["one", "two"], Console(file=text, force_terminal=True, width=60)) as streams:
+        streams.add(0, "first [b]")
+        streams.add(1, "second")
+    last_frame = text.getvalue().rsplit("one", 1)[1]
+    assert "first [b]" in last_frame
+    assert "second" in last_frame
+
+
+@pytest.mark.parametrize(("index", "least", "most"), [(0, 0, 60), (1, 480, 1000), (2, 2400, 6000)])
+def test_the_prompts_have_three_clearly_different_lengths(index, least, most) -> None:
+    # An English token is four to five characters long: these land in <128, 128-255 and >=512 tokens.
+    assert least <= len(PROMPTS[index][1]) <= most

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from baton.v1 import admin_service_pb2, common_pb2
+
+
+@pytest.fixture
+def cluster(router):
+    router.status = admin_service_pb2.GetClusterStatusResponse(
+        router="router-0",
+        model="tiny",
+        num_requests=4,
+        dashboard_url="http://127.0.0.1:8265",
+        workers=[
+            admin_service_pb2.WorkerStatus(
+                name="decode-0",
+                role=common_pb2.ROLE_DECODE,
+                address="127.0.0.1:4001",
+                state="ready",
+                num_free_blocks=700,
+                num_blocks=728,
+                block_size=16,
+                num_running=3,
+                kv_dtype="bfloat16",
+                pid=1234,
+                transport="grpc",
+            ),
+            admin_service_pb2.WorkerStatus(
+                name="prefill-0",
+                role=common_pb2.ROLE_PREFILL,
+                address="127.0.0.1:4002",
+                state="refused",
+                reason="num_layers differs [30 != 31]",
+                credit_tokens=4096,
+                pid=1235,
+            ),
+        ],
+        buckets=[
+            admin_service_pb2.BucketStatus(
+                label="<128", num_waiting=2, num_waiting_tokens=90, num_dispatched=17
+            )
+        ],
+    )
+    return router
+
+
+def test_the_tables_show_workers_and_buckets(baton, cluster) -> None:
+    ran = baton("status", "--address", cluster.address)
+    assert ran.code == 0
+    rows = {line.split()[0]: line.split() for line in ran.out.splitlines() if line.split()}
+    assert rows["decode-0"][1:] == [
+        *("decode", "ready", "127.0.0.1:4001", "700/728", "3", "0", "-", "bfloat16", "1234")
+    ]
+    assert "refused: num_layers differs [30 != 31]" in ran.out
+    assert rows["prefill-0"][-2:] == ["4096", "1235"]
+    assert rows["<128"][1:] == ["2", "90", "17"]
+    assert "model tiny, router-0, requests in flight: 4" in ran.out
+    assert "http://127.0.0.1:8265" in ran.out
+
+
+def test_json_holds_every_field_with_numbers_as_numbers(baton, cluster) -> None:
+    shown = json.loads(baton("status", "--json", "--address", cluster.address).out)
+    decode, prefill = shown["workers"]
+    names = {field.name for field in admin_service_pb2.WorkerStatus.DESCRIPTOR.fields}
+    assert set(decode) == set(prefill) == names
+    assert (decode["role"], decode["num_free_blocks"], decode["credit_tokens"]) == ("decode", 700, 0)
+    assert (prefill["role"], prefill["credit_tokens"]) == ("prefill", 4096)
+    assert shown["buckets"] == [
+        {"label": "<128", "num_waiting": 2, "num_waiting_tokens": 90, "num_dispatched": 17}
+    ]
+    assert (shown["model"], shown["router"], shown["num_requests"]) == ("tiny", "router-0", 4)
+
+
+def test_nobody_there_is_exit_code_3_with_a_remedy(baton) -> None:
+    ran = baton("status", "--address", "127.0.0.1:1")
+    assert (ran.code, ran.out) == (3, "")
+    assert "127.0.0.1:1" in ran.err
+    assert "baton up" in ran.err

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from baton.cluster import config as cluster_config
+from baton.cluster.config import ClusterConfig
+from baton.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("cores", "prefill", "decode", "threads"),
+    [(2, 1, 1, 1), (1, 1, 1, 1), (8, 1, 1, 4), (8, 1, 2, 2), (64, 2, 2, 16)],
+)
+def test_workers_share_the_usable_cores(monkeypatch, cores, prefill, decode, threads) -> None:
+    monkeypatch.setattr(cluster_config, "usable_cores", lambda: cores)
+    assert ClusterConfig(prefill=prefill, decode=decode).num_threads == threads
+
+
+def test_given_threads_win() -> None:
+    assert ClusterConfig(threads=7).num_threads == 7
+
+
+def test_the_workers_that_must_be_ready() -> None:
+    assert ClusterConfig(prefill=2, decode=1).worker_names == {"prefill-0", "prefill-1", "decode-0"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prefill", 0),
+        ("decode", -1),
+        ("threads", 0),
+        ("kv_cache_bytes", 0),
+        ("port", 65536),
+        ("dashboard_port", -1),
+        ("dtype", "int8"),
+        ("start_timeout_s", 0.0),
+    ],
+)
+def test_a_bad_value_names_its_field(field, value) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig(**{field: value})
+    assert caught.value.field == field
+
+
+def test_a_ray_address_without_ray_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig(ray=False, ray_address="127.0.0.1:6379")
+    assert caught.value.field == "ray_address"

@@ -1,0 +1,159 @@
+"""How roles start, stop and fail as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from baton.errors import ConfigError
+from baton.process import report_errors, run, run_until, stop_on_signals, write_ready_file
+
+GUARD_S = 5
+
+
+def test_a_role_that_returns_is_a_success() -> None:
+    async def role(stop: asyncio.Event) -> None:
+        assert not stop.is_set()
+
+    assert run(role) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_role_drain_and_return(number: signal.Signals) -> None:
+    drained = []
+
+    async def role(stop: asyncio.Event) -> None:
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(GUARD_S):
+            await stop.wait()
+        drained.append(True)
+
+    assert run(role) == 0
+    assert drained == [True]
+
+
+def test_an_error_of_ours_is_told_and_is_a_failure() -> None:
+    async def role(stop: asyncio.Event) -> None:
+        raise ConfigError("the port is taken", field="port")
+
+    assert run(role) == 1
+
+
+def test_a_defect_keeps_its_traceback() -> None:
+    async def role(stop: asyncio.Event) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(role)
+
+
+def test_the_ready_file_appears_whole(tmp_path: Path) -> None:
+    path = tmp_path / "ready.json"
+    write_ready_file(str(path), address="127.0.0.1:1", pid=3)
+    assert json.loads(path.read_text()) == {"address": "127.0.0.1:1", "pid": 3}
+    write_ready_file(str(path), pid=4)
+    assert json.loads(path.read_text()) == {"pid": 4}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_no_ready_file_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_ready_file("", pid=3)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Service:
+    def __init__(self) -> None:
+        self.is_running = False
+        self.was_cancelled = False
+
+    async def run(self) -> None:
+        self.is_running = True
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+        finally:
+            self.is_running = False
+
+
+async def test_services_run_while_draining_and_are_cancelled_afterwards() -> None:
+    stop, service, seen = asyncio.Event(), Service(), []
+
+    async def drain() -> None:
+        seen.append((service.is_running, service.was_cancelled))
+
+    async with asyncio.timeout(GUARD_S):
+        running = asyncio.create_task(run_until(stop, service.run(), drain=drain))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert service.is_running
+        assert seen == []
+        stop.set()
+        await running
+    assert seen == [(True, False)]
+    assert (service.is_running, service.was_cancelled) == (False, True)
+
+
+async def test_a_service_that_fails_ends_the_others_and_is_raised() -> None:
+    other = Service()
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        async with asyncio.timeout(GUARD_S):
+            await run_until(asyncio.Event(), other.run(), fail())
+    assert other.was_cancelled
+
+
+async def test_a_service_that_just_ends_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="nobody stopped it"):
+        async with asyncio.timeout(GUARD_S):
+            await run_until(asyncio.Event(), asyncio.sleep(0))
+
+
+async def test_a_cancelled_role_cancels_its_services() -> None:
+    service = Service()
+    running = asyncio.create_task(run_until(asyncio.Event(), service.run()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert service.was_cancelled
+
+
+def test_a_wrong_setting_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise ConfigError("threads is -1 (flag --threads)", field="threads")
+
+    assert report_errors(main) == 2
+    assert capsys.readouterr().err == "error: threads is -1 (flag --threads)\n"
+
+
+def test_a_status_is_passed_on_and_a_defect_is_raised() -> None:
+    assert report_errors(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        report_errors(lambda: 1 // 0)
+
+
+async def test_signals_can_be_taken_back_from_a_library() -> None:
+    stop = asyncio.Event()
+    stop_on_signals(stop)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        stop_on_signals(stop)
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(5):
+            await stop.wait()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)

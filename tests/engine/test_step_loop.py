@@ -1,0 +1,174 @@
+"""The step loop: sleeps without work, wakes for it, and ends with what a step raises."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton.limits import Limits
+from engine.batch import ForwardBatch, StepOutput
+from engine.block_pool import BlockPool
+from engine.config import EngineConfig
+from engine.scheduler import ChunkComputed, Event, Scheduler, TokenSampled
+from engine.step_loop import StepLoop
+from tests.engine.tiny_models import make_request
+
+GUARD_S = 5
+
+
+class CountingScheduler(Scheduler):
+    num_asked = 0
+
+    def next_batch(self) -> ForwardBatch | None:
+        self.num_asked += 1
+        return super().next_batch()
+
+
+class SteppedRunner:
+    """Runs a step when a test allows it."""
+
+    last_progress = 0.0
+
+    def __init__(self) -> None:
+        self.started: asyncio.Queue[ForwardBatch] = asyncio.Queue()
+        self.results: asyncio.Queue[int | Exception] = asyncio.Queue()
+
+    async def execute(self, batch: ForwardBatch) -> StepOutput:
+        self.started.put_nowait(batch)
+        result = await self.results.get()
+        if isinstance(result, Exception):
+            raise result
+        count = len(batch.logits_rows)
+        return StepOutput(
+            step_id=batch.step_id,
+            token_ids=np.full(count, result, np.int64),
+            logprobs=np.zeros(count, np.float32),
+            finite=np.ones(count, np.bool_),
+            duration_s=0.0,
+        )
+
+
+class Rig:
+    def __init__(self, handle: Callable[[list[Event]], None] | None = None) -> None:
+        self.pool = BlockPool(16, 4)
+        self.scheduler = CountingScheduler(
+            self.pool,
+            Limits(max_model_len=100, vocab_size=100),
+            config=EngineConfig(block_size=4, max_batch_tokens=64, chunk_tokens=8, max_running=4),
+        )
+        self.runner = SteppedRunner()
+        self.events: list[Event] = []
+        self.loop = StepLoop(self.scheduler, self.runner, handle or self.events.extend)
+
+    async def started(self) -> ForwardBatch:
+        async with asyncio.timeout(GUARD_S):
+            return await self.runner.started.get()
+
+
+@asynccontextmanager
+async def running(rig: Rig) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(rig.loop.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_without_work_it_sleeps_and_never_polls() -> None:
+    rig = Rig()
+    async with running(rig):
+        await turns()
+        assert rig.scheduler.num_asked == 1
+        await turns()
+        assert rig.scheduler.num_asked == 1
+
+
+async def test_it_wakes_for_work_and_sleeps_again_after_it() -> None:
+    rig = Rig()
+    request = make_request(list(range(12)), prefill_only=True)
+    async with running(rig):
+        await turns()
+        rig.scheduler.add(request)
+        rig.loop.wake()
+        assert (await rig.started()).num_tokens == 8
+        rig.runner.results.put_nowait(0)
+        assert (await rig.started()).num_tokens == 4
+        rig.runner.results.put_nowait(42)
+        await turns()
+        assert rig.events == [ChunkComputed(request), TokenSampled(request, 42, 0.0)]
+        asked = rig.scheduler.num_asked
+        await turns()
+        assert rig.scheduler.num_asked == asked
+
+
+async def test_a_wake_without_work_is_harmless() -> None:
+    rig = Rig()
+    async with running(rig) as task:
+        await turns()
+        rig.loop.wake()
+        await turns()
+        assert rig.scheduler.num_asked == 2
+        assert not task.done()
+
+
+async def test_a_wake_during_a_step_is_not_lost() -> None:
+    rig = Rig()
+    first = make_request([1, 2, 3], number=1, prefill_only=True)
+    second = make_request([4, 5], number=2, prefill_only=True)
+    async with running(rig):
+        rig.scheduler.add(first)
+        await rig.started()
+        rig.scheduler.add(second)
+        rig.loop.wake()
+        rig.runner.results.put_nowait(7)
+        assert (await rig.started()).token_ids.tolist() == [4, 5]
+
+
+async def test_one_step_is_in_flight_at_a_time() -> None:
+    rig = Rig()
+    async with running(rig):
+        rig.scheduler.add(make_request([1, 2, 3], number=1))
+        await rig.started()
+        for number in (2, 3):
+            rig.scheduler.add(make_request([1, 2], number=number))
+            rig.loop.wake()
+        await turns()
+        assert rig.runner.started.empty()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("device lost"), ValueError("bad shape")])
+async def test_a_failing_step_ends_the_loop_with_its_error(error: Exception) -> None:
+    rig = Rig()
+    async with running(rig) as task:
+        rig.scheduler.add(make_request([1, 2, 3]))
+        await rig.started()
+        rig.runner.results.put_nowait(error)
+        async with asyncio.timeout(GUARD_S):
+            await asyncio.wait([task])
+        assert task.exception() is error
+        assert rig.events == []
+
+
+async def test_a_failing_handler_ends_the_loop() -> None:
+    def handle(events: list[Any]) -> None:
+        raise KeyError("attempt")
+
+    rig = Rig(handle)
+    async with running(rig) as task:
+        rig.scheduler.add(make_request([1, 2, 3]))
+        await rig.started()
+        rig.runner.results.put_nowait(1)
+        async with asyncio.timeout(GUARD_S):
+            await asyncio.wait([task])
+        assert isinstance(task.exception(), KeyError)

@@ -1,0 +1,113 @@
+"""Links over real gRPC with the real services of both workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from baton.identity import Identity
+from baton.ports import WorkerInfo
+from baton.rpc_server import Registration, RpcServer
+from baton.v1 import common_pb2
+from baton.v1.decode_service_pb2_grpc import add_DecodeServiceServicer_to_server
+from baton.v1.prefill_service_pb2_grpc import add_PrefillServiceServicer_to_server
+from decode_worker.service import DecodeServicer
+from prefill_worker.service import PrefillServicer
+from router.decode_link import DecodeLink
+from router.dial import dial_decode, dial_prefill
+from router.prefill_link import PrefillLink
+from tests.cluster import make_decode, make_prefill
+from tests.fakes import FINGERPRINT, KvNetwork, until
+
+ROUTER = Identity(name="router-0", role=common_pb2.ROLE_ROUTER, incarnation=9, fingerprint=FINGERPRINT)
+
+
+class Node:
+    """A worker on a real port, and how a link reaches it."""
+
+    def __init__(self, role: str) -> None:
+        network = KvNetwork()
+        self.role = role
+        if role == "prefill":
+            self.worker: Any = make_prefill("w", 3, network, credit_tokens=70)
+            add: Any = partial(add_PrefillServiceServicer_to_server, PrefillServicer(self.worker))
+        else:
+            self.worker = make_decode("w", 3, network)
+            add = partial(add_DecodeServiceServicer_to_server, DecodeServicer(self.worker))
+        name = f"baton.v1.{role.capitalize()}Service"
+        self.registration = Registration(name=name, add=add)
+        self.changes = 0
+
+    def link(self, server: RpcServer, identity: Identity = ROUTER, incarnation: int = 3) -> Any:
+        info = WorkerInfo(name="w", role=self.role, incarnation=incarnation, address=server.address)
+        kind, dial = (PrefillLink, dial_prefill) if self.role == "prefill" else (DecodeLink, dial_decode)
+        return kind(info, identity, dial, self.changed)
+
+    def changed(self) -> None:
+        self.changes += 1
+
+
+@asynccontextmanager
+async def served(node: Node) -> AsyncIterator[RpcServer]:
+    async with await RpcServer.start([node.registration]) as server:
+        yield server
+
+
+@pytest.fixture(params=["prefill", "decode"])
+async def node(request: pytest.FixtureRequest) -> Node:
+    return Node(request.param)
+
+
+async def test_a_link_becomes_ready_and_knows_the_workers_capacity(node: Node) -> None:
+    async with served(node) as server:
+        link = node.link(server)
+        running = asyncio.create_task(link.run())
+        await until(lambda: link.is_ready)
+        if node.role == "prefill":
+            await until(lambda: link.credit == 70)
+        else:
+            assert (link.num_free_blocks, link.transfer_address) == (64, node.worker.transfer_address)
+        assert node.changes > 0
+        running.cancel()
+        await asyncio.wait([running])
+        assert not link.is_ready
+        # The worker has noticed: nothing of the session is left there.
+        await until(lambda: not any(node.worker.ledger().values()))
+
+
+async def test_a_worker_of_another_model_is_refused_on_both_sides_by_name(node: Node) -> None:
+    other = common_pb2.Fingerprint()
+    other.CopyFrom(FINGERPRINT)
+    other.rope = "other"
+    async with served(node) as server:
+        link = node.link(server, replace(ROUTER, fingerprint=other))
+        async with asyncio.timeout(5):
+            await link.run()
+        assert link.state == "refused"
+        assert link.reason.startswith("rope differs")
+
+
+async def test_a_worker_that_restarted_is_not_taken_for_its_former_self(node: Node) -> None:
+    async with served(node) as server:
+        link = node.link(server, incarnation=4)
+        async with asyncio.timeout(5):
+            await link.run()
+        assert link.state == "lost"
+        assert "has restarted since it registered" in link.reason
+
+
+async def test_a_dead_worker_is_noticed_at_once(node: Node) -> None:
+    async with served(node) as server:
+        link = node.link(server)
+        running = asyncio.create_task(link.run())
+        await until(lambda: link.is_ready)
+        await server.stop(0)
+        async with asyncio.timeout(1):
+            await running
+        assert link.state == "lost"
