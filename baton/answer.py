@@ -34,7 +34,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Where a request spent its time, in milliseconds, and who did the work."""
+    """Where a request spent its time, in milliseconds, and who did the work.
+
+    transfer_ms: from the first KV frame to the commit.
+    transfer_tail_ms: the part of it after the first token, which no computation hides.
+    """
 
     bucket: str
     prefill_worker: str
@@ -48,6 +52,7 @@ class Timings:
     itl_ms: float
     total_ms: float
     num_attempts: int
+    transfer_tail_ms: float
 
     @classmethod
     def from_proto(cls, proto: inference_service_pb2.Timings) -> Timings:

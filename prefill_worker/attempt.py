@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from baton.ports import Session
 from baton.telemetry import Span
@@ -47,7 +47,8 @@ class Attempt:
     deadline: asyncio.TimerHandle | None = None
     prefill_s: float = 0.0
     transfer_s: float = 0.0
-    transfer_bytes: int = field(default=0)
+    tail_s: float = 0.0
+    transfer_bytes: int = 0
 
     @property
     def attempt_id(self) -> bytes:

@@ -244,6 +244,7 @@ class PrefillWorker:
                 transfer.blocks_ready(attempt.request.num_computed_tokens)
                 result = await transfer.commit(await attempt.first_token)
             attempt.transfer_s, attempt.transfer_bytes = result.duration_s, result.num_bytes
+            attempt.tail_s = asyncio.get_running_loop().time() - attempt.arrived_at - attempt.prefill_s
             span.set(**{"baton.num_bytes": result.num_bytes})
             error = _objection(result.outcome, attempt.target.worker)
         except BatonError as failed:
@@ -288,6 +289,7 @@ class PrefillWorker:
             prefill_ms=1000 * attempt.prefill_s,
             transfer_ms=1000 * attempt.transfer_s,
             transfer_bytes=attempt.transfer_bytes,
+            transfer_tail_ms=1000 * attempt.tail_s,
         )
         if isinstance(error, Cancelled):
             ended.cancelled = True

@@ -41,6 +41,7 @@ class Timeline:
         self._timings.prefill_ms = event.prefill_ms
         self._timings.transfer_ms = event.transfer_ms
         self._timings.transfer_bytes = event.transfer_bytes
+        self._timings.transfer_tail_ms = event.transfer_tail_ms
         if event.HasField("finished"):
             self._timings.decode_worker = ""
 

@@ -64,6 +64,7 @@ async def _demo(config: ClusterConfig, console: ClusterConsole, *, stay: bool, m
         out = Console(highlight=False)
         summaries = await _answer_all(cluster.address, out)
         out.print(timings_table(summaries))
+        out.print(f"prefill on {_names(summaries, 'prefill')}, decode on {_names(summaries, 'decode')}")
         out.print(f"Ray dashboard: {cluster.dashboard_url}", soft_wrap=True)
         if stay or (may_ask and await _wants_to_stay()):
             print_endpoints(cluster, console)
@@ -104,38 +105,36 @@ async def _answer(client: AsyncClient, streams: DemoStreams, index: int, text: s
 
 
 def timings_table(summaries: list[Summary]) -> Table:
-    """One row per request; times in milliseconds."""
-    table = Table(box=box.SIMPLE_HEAD, title="times in ms", title_justify="left")
-    for title in (
-        "bucket",
-        "prompt",
-        "queue",
-        "reserve",
-        "prefill",
-        "transfer",
-        "MB",
-        "TTFT",
-        "ITL",
-        "output",
-    ):
+    """One row per request, narrow enough for 80 columns; times in milliseconds.
+
+    "tail" is the part of the transfer after the first token.
+    """
+    table = Table(box=box.SIMPLE_HEAD, title="times in ms", title_justify="left", padding=(0, 1, 0, 0))
+    columns = "bucket prompt queue reserve prefill transfer tail MB TTFT ITL output"
+    for title in columns.split():
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("prefill on", no_wrap=True)
-    table.add_column("decode on", no_wrap=True)
     for summary in summaries:
         timings = summary.timings
-        times = (timings.queue_ms, timings.reserve_ms, timings.prefill_ms, timings.transfer_ms)
         table.add_row(
             timings.bucket,
             str(summary.num_prompt_tokens),
-            *(f"{time_ms:.1f}" for time_ms in times),
-            f"{timings.transfer_bytes / 1e6:.2f}",
-            f"{timings.ttft_ms:.1f}",
+            f"{timings.queue_ms:.1f}",
+            f"{timings.reserve_ms:.1f}",
+            f"{timings.prefill_ms:.0f}",
+            f"{timings.transfer_ms:.0f}",
+            f"{timings.transfer_tail_ms:.0f}",
+            f"{timings.transfer_bytes / 1e6:.1f}",
+            f"{timings.ttft_ms:.0f}",
             f"{timings.itl_ms:.1f}",
             str(summary.num_output_tokens),
-            timings.prefill_worker,
-            timings.decode_worker,
         )
     return table
+
+
+def _names(summaries: list[Summary], role: str) -> str:
+    """The workers of one role that took part."""
+    names = {getattr(summary.timings, f"{role}_worker") for summary in summaries}
+    return ", ".join(sorted(names - {""})) or "none"
 
 
 async def _wants_to_stay() -> bool:

@@ -340,6 +340,7 @@ class Timings(_message.Message):
     ITL_MS_FIELD_NUMBER: _builtins.int
     TOTAL_MS_FIELD_NUMBER: _builtins.int
     NUM_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    TRANSFER_TAIL_MS_FIELD_NUMBER: _builtins.int
     bucket: _builtins.str
     """Label of the length bucket, for example "128-255"."""
     prefill_worker: _builtins.str
@@ -353,7 +354,9 @@ class Timings(_message.Message):
     prefill_ms: _builtins.float
     """From dispatch to the first token sampled, at the prefill worker, in milliseconds."""
     transfer_ms: _builtins.float
-    """From the first KV frame to the commit, at the prefill worker, in milliseconds."""
+    """From the first KV frame to the commit, at the prefill worker, in
+    milliseconds. A long prompt's KV travels while the rest is computed.
+    """
     transfer_bytes: _builtins.int
     """KV bytes that travelled."""
     ttft_ms: _builtins.float
@@ -364,6 +367,10 @@ class Timings(_message.Message):
     """Router arrival to last token, in milliseconds."""
     num_attempts: _builtins.int
     """How many attempts it took; 1 when nothing failed."""
+    transfer_tail_ms: _builtins.float
+    """From the first token to the commit, in milliseconds: the part of the
+    transfer that no computation hides.
+    """
     def __init__(
         self,
         *,
@@ -379,10 +386,11 @@ class Timings(_message.Message):
         itl_ms: _builtins.float = ...,
         total_ms: _builtins.float = ...,
         num_attempts: _builtins.int = ...,
+        transfer_tail_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "decode_worker", b"decode_worker", "itl_ms", b"itl_ms", "num_attempts", b"num_attempts", "prefill_ms", b"prefill_ms", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "reserve_ms", b"reserve_ms", "total_ms", b"total_ms", "transfer_bytes", b"transfer_bytes", "transfer_ms", b"transfer_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "decode_worker", b"decode_worker", "itl_ms", b"itl_ms", "num_attempts", b"num_attempts", "prefill_ms", b"prefill_ms", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "reserve_ms", b"reserve_ms", "total_ms", b"total_ms", "transfer_bytes", b"transfer_bytes", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -48,7 +48,7 @@ class KvTransferServiceServicer:
 
     def Write(self, request_iterator, context):
         """Writes the KV of one lease: open, frames, commit. The receiver answers
-        resend requests while frames arrive, and exactly one committed or gone.
+        resend requests after a commit, and at last exactly one committed or gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,7 @@ class KvTransferServiceStub:
     def __new__(cls, channel: _aio.Channel) -> KvTransferServiceAsyncStub: ...
     Write: _grpc.StreamStreamMultiCallable[_kv_transfer_service_pb2.WriteRequest, _kv_transfer_service_pb2.WriteResponse]
     """Writes the KV of one lease: open, frames, commit. The receiver answers
-    resend requests while frames arrive, and exactly one committed or gone.
+    resend requests after a commit, and at last exactly one committed or gone.
     """
 
 @_typing.type_check_only
@@ -45,7 +45,7 @@ class KvTransferServiceAsyncStub(KvTransferServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Write: _aio.StreamStreamMultiCallable[_kv_transfer_service_pb2.WriteRequest, _kv_transfer_service_pb2.WriteResponse]  # type: ignore[assignment]
     """Writes the KV of one lease: open, frames, commit. The receiver answers
-    resend requests while frames arrive, and exactly one committed or gone.
+    resend requests after a commit, and at last exactly one committed or gone.
     """
 
 class KvTransferServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -58,7 +58,7 @@ class KvTransferServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kv_transfer_service_pb2.WriteResponse], _abc.AsyncIterator[_kv_transfer_service_pb2.WriteResponse]]:
         """Writes the KV of one lease: open, frames, commit. The receiver answers
-        resend requests while frames arrive, and exactly one committed or gone.
+        resend requests after a commit, and at last exactly one committed or gone.
         """
 
 def add_KvTransferServiceServicer_to_server(servicer: KvTransferServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -262,6 +262,7 @@ class PrefillEnded(_message.Message):
     PREFILL_MS_FIELD_NUMBER: _builtins.int
     TRANSFER_MS_FIELD_NUMBER: _builtins.int
     TRANSFER_BYTES_FIELD_NUMBER: _builtins.int
+    TRANSFER_TAIL_MS_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.bytes
     """Random 128 bits naming the attempt."""
     committed: _builtins.bool
@@ -276,6 +277,10 @@ class PrefillEnded(_message.Message):
     """From the first KV frame to the outcome, in milliseconds."""
     transfer_bytes: _builtins.int
     """KV bytes sent."""
+    transfer_tail_ms: _builtins.float
+    """From the first token to the outcome, in milliseconds: the part of the
+    transfer that no computation hides.
+    """
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
         """The attempt failed."""
@@ -291,10 +296,11 @@ class PrefillEnded(_message.Message):
         prefill_ms: _builtins.float = ...,
         transfer_ms: _builtins.float = ...,
         transfer_bytes: _builtins.int = ...,
+        transfer_tail_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "outcome", b"outcome", "prefill_ms", b"prefill_ms", "transfer_bytes", b"transfer_bytes", "transfer_ms", b"transfer_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "outcome", b"outcome", "prefill_ms", b"prefill_ms", "transfer_bytes", b"transfer_bytes", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["committed", "finished", "cancelled", "failure"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015

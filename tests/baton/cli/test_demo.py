@@ -17,13 +17,14 @@ def summary(bucket: str, decode_worker: str) -> Summary:
         decode_worker=decode_worker,
         queue_ms=1.25,
         reserve_ms=2.0,
-        prefill_ms=30.04,
-        transfer_ms=4.0,
-        transfer_bytes=1_500_000,
-        ttft_ms=33.3,
+        prefill_ms=12030.04,
+        transfer_ms=4000.0,
+        transfer_bytes=15_500_000,
+        ttft_ms=12033.3,
         itl_ms=5.5,
         total_ms=99.0,
         num_attempts=1,
+        transfer_tail_ms=1004.0,
     )
     return Summary(
         request_id="r",
@@ -36,15 +37,15 @@ def summary(bucket: str, decode_worker: str) -> Summary:
     )
 
 
-def test_a_row_per_request() -> None:
+def test_a_row_per_request_fits_eighty_columns() -> None:
     text = io.StringIO()
-    Console(file=text, width=160).print(
+    Console(file=text, width=80).print(
         timings_table([summary("<128", "decode-0"), summary(">=512", "decode-1")])
     )
-    rows = [line.split() for line in text.getvalue().splitlines() if "prefill-0" in line]
+    rows = [line.split() for line in text.getvalue().splitlines() if "42" in line]
     assert rows == [
-        ["<128", "42", "1.2", "2.0", "30.0", "4.0", "1.50", "33.3", "5.5", "8", "prefill-0", "decode-0"],
-        [">=512", "42", "1.2", "2.0", "30.0", "4.0", "1.50", "33.3", "5.5", "8", "prefill-0", "decode-1"],
+        ["<128", "42", "1.2", "2.0", "12030", "4000", "1004", "15.5", "12033", "5.5", "8"],
+        [">=512", "42", "1.2", "2.0", "12030", "4000", "1004", "15.5", "12033", "5.5", "8"],
     ]
 
 
