@@ -69,7 +69,7 @@ class AsyncClient:
             token_ids: a tokenized prompt.
             timeout_s: deadline for the whole answer, in seconds; None for none.
             options: model, max_tokens, temperature, top_k, top_p, min_p, seed, stop_token_ids,
-                ignore_eos, logprobs, request_id, priority, as GenerateRequest in
+                ignore_eos, logprobs, request_id, as GenerateRequest in
                 protos/baton/v1/inference_service.proto describes them.
 
         Raises:
@@ -175,7 +175,8 @@ def _request(
     options: Mapping[str, Any],
 ) -> inference_service_pb2.GenerateRequest:
     request = inference_service_pb2.GenerateRequest()
-    _set(request, "text", prompt)
+    if prompt is not None:
+        _set_with("prompt", lambda: request.MergeFrom(inference_service_pb2.GenerateRequest(text=prompt)))
     if messages is not None:
         request.chat.SetInParent()
         for message in messages:

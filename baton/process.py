@@ -67,6 +67,9 @@ async def run_until(
             raise RuntimeError("a service ended although nobody stopped it")
         if drain is not None:
             await drain()
+        for task in tasks:
+            if task.done():
+                task.result()
     finally:
         for task in (stopped, *tasks):
             task.cancel()

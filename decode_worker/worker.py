@@ -10,7 +10,7 @@ import asyncio
 import random
 from functools import partial
 
-from baton.errors import BatonError, DeadlineExceeded, PeerLost, to_failure
+from baton.errors import BatonError, DeadlineExceeded, InternalError, PeerLost, to_failure
 from baton.identity import Identity
 from baton.limits import Limits, blocks_needed
 from baton.logs import get_logger
@@ -180,6 +180,9 @@ class DecodeWorker:
             logprobs=[] if first_token.logprob is None else [first_token.logprob],
         )
         self._send_tokens({attempt.session: [repeated]})
+        if first_token.token_id >= self._limits.vocab_size:
+            self._fail(attempt, InternalError("the prefill worker sent a token outside the vocabulary"))
+            return
         self._engine.scheduler.add(request)
         self._steps.wake()
 

@@ -89,8 +89,7 @@ def scatter(
 
 
 def _source(fmt: KvFormat, frame: Frame) -> torch.Tensor:
-    bytes_ = np.frombuffer(frame.payload, dtype=np.uint8)
-    flat = torch.from_numpy(bytes_).view(DTYPES[fmt.dtype])
+    flat = torch.from_numpy(np.frombuffer(frame.payload, dtype=np.uint8)).view(DTYPES[fmt.dtype])
     heads, slots = fmt.num_kv_heads, fmt.block_size
     inner = (heads, slots) if fmt.layout == "HND" else (slots, heads)
     shaped = flat.view(frame.spec.num_blocks, frame.spec.num_layers, 2, *inner, fmt.head_dim)

@@ -24,6 +24,7 @@ class Attempt:
 
     request: owns its blocks while the attempt lives.
     num_kv_tokens: tokens whose KV the decode worker needs: all but the one to be sampled.
+    ends_with_first_token: max_tokens leaves room for one only, so no KV needs to travel.
     cost: credit it spends, in tokens; 0 once restored.
     target: where the KV goes.
     first_token: set when it is sampled.
@@ -33,6 +34,7 @@ class Attempt:
 
     request: Request
     num_kv_tokens: int
+    ends_with_first_token: bool
     session: RouterSession
     session_id: int
     cost: int

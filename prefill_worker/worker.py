@@ -152,6 +152,7 @@ class PrefillWorker:
         attempt = Attempt(
             request=request,
             num_kv_tokens=request.num_tokens,
+            ends_with_first_token=request.params.max_tokens == request.num_output_tokens + 1,
             session=session,
             session_id=session_id,
             cost=command.cost_tokens,
@@ -188,6 +189,8 @@ class PrefillWorker:
                     self._end(attempt, event.error)
 
     def _chunk_computed(self, attempt: Attempt) -> None:
+        if attempt.ends_with_first_token:
+            return
         if attempt.task is None:
             source = KvSource(
                 attempt_id=attempt.attempt_id,

@@ -74,6 +74,7 @@ class Fleet:
         async with asyncio.TaskGroup() as group:
             async for infos in self._registry.watch():
                 self._announced = {info.incarnation: info for info in infos}
+                self._forget_refused()
                 for info in infos:
                     link = self._links.get(info.incarnation)
                     if link is None:
@@ -100,6 +101,12 @@ class Fleet:
         if link.state != "refused":
             del self._links[incarnation]
             log.info("worker forgotten", worker=link.name)
+
+    def _forget_refused(self) -> None:
+        """A refused worker is shown for as long as it is announced; it has to restart to be asked again."""
+        for incarnation, link in list(self._links.items()):
+            if link.state == "refused" and incarnation not in self._announced:
+                del self._links[incarnation]
 
     def _new_link(self, info: WorkerInfo) -> WorkerLink[Any, Any]:
         if info.role == "prefill":

@@ -121,6 +121,8 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
     def _check(self, hello: common_pb2.Hello) -> None:
         if hello.incarnation != self.info.incarnation:
             raise PeerLost(f"{self.name} has restarted since it registered")
+        if hello.role != self.role:
+            raise IncompatiblePeer(f"{self.name} is registered in another role than it has", field="role")
         self._identity.check(hello)
 
     def _lose(self) -> None:

@@ -28,7 +28,6 @@ class GenerationRequest:
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
-    priority: int
     deadline_at: float | None
     arrived_at: float
     traceparent: str = ""
@@ -44,7 +43,6 @@ class GenerationRequest:
             sampling=self.params.to_proto(),
             traceparent=traceparent,
             remaining_ms=remaining_ms,
-            priority=self.priority,
         )
 
 
@@ -93,7 +91,6 @@ class RequestReader:
             request_id=proto.request_id or f"req-{self._rng.getrandbits(64):016x}",
             prompt_token_ids=prompt_token_ids,
             params=params,
-            priority=proto.priority,
             deadline_at=deadline_at,
             arrived_at=arrived_at,
             traceparent=traceparent,

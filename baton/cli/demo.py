@@ -109,7 +109,7 @@ def timings_table(summaries: list[Summary]) -> Table:
 
     "tail" is the part of the transfer after the first token.
     """
-    table = Table(box=box.SIMPLE_HEAD, title="times in ms", title_justify="left", padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, title="times in ms", title_justify="left", padding=0)
     columns = "bucket prompt queue reserve prefill transfer tail MB TTFT ITL output"
     for title in columns.split():
         table.add_column(title, justify="right", no_wrap=True)

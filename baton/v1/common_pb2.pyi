@@ -273,7 +273,6 @@ class Sequence(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     REMAINING_MS_FIELD_NUMBER: _builtins.int
-    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Identifier the client sees, for logs and traces."""
     num_prompt_tokens: _builtins.int
@@ -282,8 +281,6 @@ class Sequence(_message.Message):
     """W3C traceparent header of the request's span; empty when not traced."""
     remaining_ms: _builtins.int
     """Time left to the client's deadline, in milliseconds; 0 means none."""
-    priority: _builtins.int
-    """Higher is served first; 0 is normal."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt tokens followed by the tokens generated so far."""
@@ -301,11 +298,10 @@ class Sequence(_message.Message):
         sampling: Global___SamplingParams | None = ...,
         traceparent: _builtins.str = ...,
         remaining_ms: _builtins.int = ...,
-        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

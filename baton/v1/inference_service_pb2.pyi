@@ -113,7 +113,6 @@ class GenerateRequest(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
-    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model; empty means the only one served."""
     text: _builtins.str
@@ -136,8 +135,6 @@ class GenerateRequest(_message.Message):
     """Return the log-probability of each generated token."""
     request_id: _builtins.str
     """Identifier for logs and traces; drawn by the router when empty."""
-    priority: _builtins.int
-    """Higher is served first; 0 is normal."""
     @_builtins.property
     def chat(self) -> Global___Chat:
         """A conversation instead of text."""
@@ -167,11 +164,10 @@ class GenerateRequest(_message.Message):
         ignore_eos: _builtins.bool = ...,
         logprobs: _builtins.bool = ...,
         request_id: _builtins.str = ...,
-        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_text", b"_text", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "max_tokens", b"max_tokens", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_text", b"_text", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "model", b"model", "priority", b"priority", "request_id", b"request_id", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_text", b"_text", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "model", b"model", "request_id", b"request_id", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015

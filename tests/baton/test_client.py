@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from baton import AsyncClient, Client
+from baton import AsyncClient
 from baton.errors import (
     BatonError,
     Cancelled,
@@ -21,77 +19,15 @@ from baton.errors import (
     Overloaded,
     Unavailable,
 )
-from baton.rpc_server import Registration, RpcServer
-from baton.v1 import common_pb2, inference_service_pb2
-from baton.v1.inference_service_pb2_grpc import (
-    InferenceServiceServicer,
-    add_InferenceServiceServicer_to_server,
+from tests.baton.scripted_router import (
+    GUARD_S,
+    Answer,
+    Scripted,
+    chunk,
+    one_chunk_and_no_end,
+    serving,
+    three_chunks,
 )
-
-GUARD_S = 10
-Response = inference_service_pb2.GenerateResponse
-Answer = Callable[["Scripted", Any], Awaitable[None]]
-
-SUMMARY = inference_service_pb2.Summary(
-    request_id="req-1",
-    model="tiny",
-    finish_reason=common_pb2.FINISH_REASON_LENGTH,
-    num_prompt_tokens=5,
-    num_output_tokens=3,
-    seed=2**63,
-    timings=inference_service_pb2.Timings(bucket="<128", prefill_worker="p", ttft_ms=1.5, num_attempts=2),
-)
-
-
-class Scripted(InferenceServiceServicer):
-    """Answers as a test says, and remembers what it was asked and how its calls ended."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self.requests: list[Any] = []
-        self.remaining_s: list[float | None] = []
-        self.cancelled = threading.Event()
-
-    async def Generate(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        self.requests.append(request)
-        self.remaining_s.append(context.time_remaining())
-        try:
-            await self._answer(self, context)
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-
-    async def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802
-        model = inference_service_pb2.Model(name="tiny", max_model_len=64, weights_id="abc")
-        return inference_service_pb2.ListModelsResponse(models=[model])
-
-
-async def chunk(context: Any, start: int, text: str, *logprobs: float) -> None:
-    ids = [start + 10]
-    part = inference_service_pb2.Chunk(start_index=start, token_ids=ids, text=text, logprobs=logprobs)
-    await context.write(Response(chunk=part))
-
-
-async def three_chunks(server: Scripted, context: Any) -> None:
-    await chunk(context, 0, "one", -0.5)
-    await chunk(context, 1, "")
-    await chunk(context, 2, " two")
-    await context.write(Response(summary=SUMMARY))
-
-
-async def one_chunk_and_no_end(server: Scripted, context: Any) -> None:
-    await chunk(context, 0, "one")
-    await asyncio.Event().wait()
-
-
-@asynccontextmanager
-async def serving(answer: Answer = three_chunks) -> AsyncIterator[tuple[Scripted, RpcServer]]:
-    scripted = Scripted(answer)
-    registration = Registration(
-        name="baton.v1.InferenceService", add=partial(add_InferenceServiceServicer_to_server, scripted)
-    )
-    async with await RpcServer.start([registration]) as server:
-        yield scripted, server
 
 
 @asynccontextmanager
@@ -135,7 +71,6 @@ async def test_options_reach_the_server() -> None:
         options: dict[str, Any] = {
             "model": "tiny", "max_tokens": 3, "temperature": 0.0, "top_k": 5, "top_p": 0.5, "min_p": 0.25,
             "seed": 0, "stop_token_ids": [4, 5], "ignore_eos": True, "logprobs": True, "request_id": "r",
-            "priority": -2,
         }  # fmt: skip
         await client.generate("hello", timeout_s=5, **options).text()
         (request,) = scripted.requests
@@ -182,7 +117,7 @@ async def test_messages_and_token_ids_reach_the_server() -> None:
         ({"token_ids": [2**32]}, "token_ids"),
         ({"token_ids": [-1]}, "token_ids"),
         ({"token_ids": ["a"]}, "token_ids"),
-        ({"prompt": "\ud800"}, "text"),
+        ({"prompt": "\ud800"}, "prompt"),
         ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": ["hi"]}, "messages"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages"),
@@ -279,72 +214,6 @@ async def test_models_are_listed() -> None:
     async with connected() as (_, client):
         (model,) = await client.list_models()
         assert (model.name, model.max_model_len, model.weights_id) == ("tiny", 64, "abc")
-
-
-@contextmanager
-def background(answer: Answer = three_chunks) -> Iterator[tuple[Scripted, str]]:
-    """The same server on another thread, for callers that have no loop."""
-    ready: Any = threading.Event()
-    made: list[Any] = []
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        stop = asyncio.Event()
-        async with serving(answer) as (scripted, server):
-            made.extend((scripted, server.address, stop))
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    assert ready.wait(GUARD_S)
-    scripted, address, stop = made
-    try:
-        yield scripted, address
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(GUARD_S)
-        loop.close()
-
-
-def test_the_synchronous_face_does_the_same() -> None:
-    with background() as (scripted, address), Client.connect(address) as client:
-        generation = client.generate("hello", max_tokens=3)
-        assert [part.text for part in generation] == ["one", "", " two"]
-        assert generation.summary.finish_reason == "length"
-        assert client.generate(messages=[{"role": "user", "content": "hi"}]).text() == "one two"
-        assert client.list_models()[0].name == "tiny"
-        assert scripted.requests[0].max_tokens == 3
-
-
-def test_the_synchronous_face_raises_the_same_errors() -> None:
-    async def refuse(server: Scripted, context: Any) -> None:
-        raise InvalidRequest("top_p is 7", field="top_p")
-
-    with background(refuse) as (_, address), Client.connect(address) as client:
-        with pytest.raises(InvalidRequest, match="max_token is not an option"):
-            client.generate("hello", max_token=3)
-        with pytest.raises(InvalidRequest) as error:
-            client.generate("hello").text()
-        assert error.value.field == "top_p"
-
-
-def test_leaving_a_synchronous_loop_early_cancels_at_the_server() -> None:
-    with background(one_chunk_and_no_end) as (scripted, address), Client.connect(address) as client:
-        for part in client.generate("hello"):
-            assert part.text == "one"
-            break
-        assert scripted.cancelled.wait(GUARD_S)
-
-
-def test_a_synchronous_client_closes_once_and_leaves_no_thread() -> None:
-    with background() as (_, address):
-        client = Client.connect(address)
-        client.close()
-        client.close()
-        with pytest.raises(Unavailable):
-            Client.connect("127.0.0.1:1", timeout_s=0.2)
-    assert not any(thread.name == "baton-client" for thread in threading.enumerate())
 
 
 def test_every_error_of_the_sdk_has_one_base() -> None:

@@ -33,7 +33,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "id-negative": ({"token_ids": [-1]}, "token_ids"),
     "stop-id-outside": ({"prompt": "hi", "stop_token_ids": [10**6]}, "stop_token_ids"),
     "unknown-option": ({"prompt": "hi", "temprature": 1.0}, "temprature"),
-    "lone-surrogate": ({"prompt": "\ud800"}, "text"),
+    "lone-surrogate": ({"prompt": "\ud800"}, "prompt"),
 }
 
 

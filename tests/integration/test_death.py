@@ -45,7 +45,7 @@ class Load:
             try:
                 prompt = [504 + index] * (20 + 60 * index)
                 async for _ in self._client.generate(
-                    token_ids=prompt, max_tokens=24, temperature=0, ignore_eos=True
+                    token_ids=prompt, max_tokens=12, temperature=0, ignore_eos=True
                 ):
                     self.first_token.set()
             except BatonError as failed:
@@ -68,7 +68,7 @@ async def test_a_worker_is_killed(real_cluster: LocalCluster, real_client: Async
     os.kill(victim.pid, signal.SIGKILL)
     await asyncio.sleep(ENDS_WITHIN_S + 0.5)
     load.stop()
-    async with asyncio.timeout(ENDS_WITHIN_S):
+    async with asyncio.timeout(BACK_WITHIN_S):
         await running
 
     struck = [end for end in load.ends if end[0] < killed_at < end[1]]

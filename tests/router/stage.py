@@ -203,7 +203,6 @@ class Stage:
             request_id="r",
             prompt_token_ids=list(range(num_prompt_tokens)),
             params=SamplingParams(temperature=0, **({"max_tokens": 4} | params)),
-            priority=0,
             deadline_at=None if timeout_s is None else loop.time() + timeout_s,
             arrived_at=loop.time(),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 
 from baton.ports import WorkerInfo
@@ -22,6 +23,34 @@ async def test_a_lost_session_is_dialled_again_while_the_worker_is_announced() -
             stage.dialer.cut("decode-0")
             await until(lambda number=number: worker.num_sessions == number)
             await until(lambda: link(stage, "decode-0").is_ready)
+
+
+class Pauses(random.Random):
+    """Notes the longest pauses that were possible, and makes none."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.longest: list[float] = []
+
+    def uniform(self, a: float, b: float) -> float:
+        self.longest.append(b)
+        return 0.0
+
+
+async def test_pauses_grow_while_nobody_answers_and_start_over_after_a_session() -> None:
+    async with staged() as stage:
+        pauses = stage.fleet._rng = Pauses()
+        worker = await stage.decode()
+        del stage.dialer.workers["decode-0"]
+        stage.dialer.cut("decode-0")
+        await until(lambda: len(pauses.longest) >= 7)
+        stage.dialer.workers["decode-0"] = worker.serve
+        assert pauses.longest[:7] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+        await until(lambda: worker.num_sessions == 2)
+        pauses.longest.clear()
+        stage.dialer.cut("decode-0")
+        await until(lambda: worker.num_sessions == 3)
+        assert pauses.longest == [0.1]
 
 
 async def test_a_worker_that_died_is_forgotten_once_it_is_no_longer_announced() -> None:

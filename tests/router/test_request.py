@@ -70,10 +70,10 @@ async def test_zero_is_a_value_not_an_absence(reader: RequestReader) -> None:
 
 
 async def test_workers_see_prompt_and_output(reader: RequestReader) -> None:
-    request = await read(reader, token_ids={"ids": [5, 6]}, max_tokens=9, priority=-3, request_id="x")
+    request = await read(reader, token_ids={"ids": [5, 6]}, max_tokens=9, request_id="x")
     sequence = request.sequence([7, 8], 250, "00-c-d-01")
     assert (list(sequence.token_ids), sequence.num_prompt_tokens) == ([5, 6, 7, 8], 2)
-    assert (sequence.remaining_ms, sequence.priority, sequence.request_id) == (250, -3, "x")
+    assert (sequence.remaining_ms, sequence.request_id) == (250, "x")
     assert (sequence.sampling.max_tokens, sequence.traceparent) == (9, "00-c-d-01")
 
 

@@ -99,6 +99,21 @@ async def test_an_answer_with_its_text_and_summary(tmp_path: Path) -> None:
         await d.idle()
 
 
+async def test_an_incomplete_character_comes_last_and_counts_no_token(tmp_path: Path) -> None:
+    # Token 96 is byte 0xA1, which no character begins with.
+    prompt = next(
+        [m, n] for m in range(9, 99) for n in range(9, 99) if expected_answer([m, n], 2, KV)[1] == 96
+    )
+    async with door(tmp_path) as d:
+        chunks = [c async for c in d.client.generate(token_ids=prompt, max_tokens=2, temperature=0.0)]
+        assert (chunks[-1].start_index, chunks[-1].token_ids, chunks[-1].text) == (
+            2,
+            (),
+            "\N{REPLACEMENT CHARACTER}",
+        )
+        await d.idle()
+
+
 async def test_one_token_needs_no_decode_worker(tmp_path: Path) -> None:
     async with door(tmp_path) as d:
         generation = d.client.generate("hello", max_tokens=1, temperature=0.0)
