@@ -15,18 +15,9 @@ from baton.cli.options import DEFAULT_ADMIN, AdminAddress, AsJson
 from baton.cluster.status import fetch_status
 from baton.v1 import admin_service_pb2, common_pb2
 
-_COLUMNS = (
-    ("worker", "left"),
-    ("role", "left"),
-    ("state", "left"),
-    ("address", "left"),
-    ("blocks free/total", "right"),
-    ("running", "right"),
-    ("waiting", "right"),
-    ("credit", "right"),
-    ("dtype", "left"),
-    ("pid", "right"),
-)
+# Narrow enough for 80 columns; --json has every field.
+_LEFT = ("worker", "role", "state", "address", "dtype")
+_RIGHT = ("free", "blocks", "running", "waiting", "credit")
 
 
 def status(address: AdminAddress = DEFAULT_ADMIN, as_json: AsJson = False) -> None:
@@ -38,6 +29,9 @@ def status(address: AdminAddress = DEFAULT_ADMIN, as_json: AsJson = False) -> No
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"model {found.model}, {found.router}, requests in flight: {found.num_requests}")
     console.print(workers_table(found))
+    for worker in found.workers:
+        if worker.reason:
+            console.print(f"note: {worker.name} {worker.state}: {worker.reason}", soft_wrap=True)
     console.print(_buckets_table(found))
     if found.dashboard_url:
         console.print(f"Ray dashboard: {found.dashboard_url}")
@@ -56,29 +50,31 @@ def role_name(role: common_pb2.Role.ValueType) -> str:
 
 
 def workers_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:
-    """One row per worker; what a role does not have is a dash."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for title, justify in _COLUMNS:
-        table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=True)
+    """One row per worker; what a role does not have is a dash. free and blocks count KV blocks."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
+    for title in _LEFT:
+        table.add_column(title, no_wrap=True)
+    for title in _RIGHT:
+        table.add_column(title, justify="right", no_wrap=True)
     for worker in found.workers:
         is_prefill = worker.role == common_pb2.ROLE_PREFILL
         table.add_row(
             worker.name,
             role_name(worker.role),
-            f"{worker.state}: {worker.reason}" if worker.reason else worker.state,
+            worker.state,
             worker.address,
-            f"{worker.num_free_blocks}/{worker.num_blocks}",
+            worker.kv_dtype,
+            str(worker.num_free_blocks),
+            str(worker.num_blocks),
             str(worker.num_running),
             str(worker.num_waiting),
             str(worker.credit_tokens) if is_prefill else "-",
-            worker.kv_dtype,
-            str(worker.pid),
         )
     return table
 
 
 def _buckets_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:
-    table = Table("bucket", box=box.SIMPLE_HEAD)
+    table = Table("bucket", box=box.SIMPLE_HEAD, padding=0)
     for title in ("waiting", "tokens waiting", "dispatched"):
         table.add_column(title, justify="right")
     for bucket in found.buckets:
