@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed.stamp
 # Older versions, such as the one Python 3.11 brings, resolve the constraints slowly.
 PIP_VERSION := 26.3
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# On a terminal pip shows what it downloads; in a log its stages are enough.
+PIP := $(BIN)/python -m pip --disable-pip-version-check $$([ -t 2 ] || echo --quiet)
 # Constraints hold for what is installed, not for the isolated environments in which pip builds packages.
 INSTALL := $(PIP) install --constraint constraints.txt
 

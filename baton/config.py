@@ -100,14 +100,6 @@ class _Setting:
         except ValueError:
             raise self._refusal(value, origin) from None
 
-    def format(self, value: Value) -> str:
-        """The one argument that sets this value; parse() undoes it."""
-        if value is None:
-            return self.unset_flag
-        if self.is_switch:
-            return self.flag if value else "--no-" + self.flag.removeprefix("--")
-        return f"{self.flag}={_format_items(value) if isinstance(value, tuple) else value}"
-
     def _parse_items(self, text: str) -> tuple[Scalar, ...]:
         if text.startswith("["):
             return self._check_items(json.loads(text))
@@ -160,25 +152,6 @@ def load_config(
         raise ConfigError(f"{error.message} ({origin})", field=error.field) from None
 
 
-def to_argv(config: DataclassInstance) -> list[str]:
-    """The arguments that give a child process the same config: those that differ from the defaults.
-
-    The child must not see the variables of its own section; see without_settings().
-    """
-    values = [(setting, getattr(config, setting.name)) for setting in _settings(type(config))]
-    return [setting.format(value) for setting, value in values if value != setting.default]
-
-
-def without_settings(environ: Mapping[str, str], *, section: str) -> dict[str, str]:
-    """A copy of the environment without what load_config() would read for a section."""
-    prefix = _prefix(section)
-    return {
-        name: value
-        for name, value in environ.items()
-        if name != _CONFIG_VARIABLE and not name.startswith(prefix)
-    }
-
-
 def _settings(cls: type[DataclassInstance]) -> Iterable[_Setting]:
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -229,12 +202,6 @@ def _check_scalar(kind: type[Scalar], value: object) -> Scalar:
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(value)
     return value
-
-
-def _format_items(items: tuple[Scalar, ...]) -> str:
-    texts = [str(item) for item in items]
-    plain = all(texts) and not any("," in text or text.startswith("[") for text in texts)
-    return ",".join(texts) if plain else json.dumps(list(items))
 
 
 def _from_flags(

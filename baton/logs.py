@@ -4,7 +4,7 @@ Owns the one configuration of structlog and of the standard library's logging.
 It must never see a prompt, a completion or a key: fields that by their name
 would hold one are withheld, whatever the caller passes.
 
-Modules write `_log = get_logger(__name__)` and `_log.info("worker_ready", worker=name)`.
+Modules write `log = get_logger(__name__)` and `log.info("worker ready", worker=name)`.
 Without configure_logging() such events go to the standard library's loggers, so
 a program that only uses the SDK keeps its own logging set-up.
 """

@@ -44,7 +44,7 @@ _SCAN_COUNT: Final = 1_000
 
 ResultT = TypeVar("ResultT")
 
-_log = get_logger(__name__)
+log = get_logger(__name__)
 
 
 class RedisRegistry:
@@ -139,11 +139,11 @@ class RedisRegistry:
             workers = await self._read()
         except Unavailable as error:
             if self.num_failures == 0:
-                _log.warning("registry_away", reason=error.message)
+                log.warning("registry away", reason=error.message)
             self.num_failures += 1
             return None
         if self.num_failures:
-            _log.info("registry_back", num_failures=self.num_failures)
+            log.info("registry back", num_failures=self.num_failures)
         self.num_failures = 0
         return workers
 
@@ -199,7 +199,7 @@ class RedisRegistry:
         if len(self._refused_keys) >= _MAX_WORKERS:
             self._refused_keys.clear()
         self._refused_keys.add(key)
-        _log.warning("registry_entry_ignored", key=key[:200].decode("ascii", "replace"), reason=reason)
+        log.warning("registry entry ignored", key=key[:200].decode("ascii", "replace"), reason=reason)
 
 
 @dataclass(slots=True)
@@ -224,7 +224,7 @@ class Announcement:
             await self.registry.register(self.info, self.ttl_s)
         except Unavailable as error:
             if not self._is_away:
-                _log.warning("announcement_failed", worker=self.info.name, reason=error.message)
+                log.warning("announcement failed", worker=self.info.name, reason=error.message)
             self._is_away = True
         else:
             self._is_away = False
@@ -240,7 +240,7 @@ class Announcement:
         try:
             await self.registry.deregister(self.info)
         except Unavailable as error:
-            _log.warning("withdrawal_failed", worker=self.info.name, reason=error.message)
+            log.warning("withdrawal failed", worker=self.info.name, reason=error.message)
 
 
 @asynccontextmanager

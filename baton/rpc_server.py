@@ -31,7 +31,7 @@ ResultT = TypeVar("ResultT")
 Context = grpc.aio.ServicerContext[Any, Any]
 Behavior = Callable[[Any, Context], Any]
 
-_log = get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ async def _answering(work: Awaitable[ResultT], context: Context, method: str) ->
 
 def _unexpected(error: Exception, method: str) -> InternalError:
     error_id = secrets.token_hex(8)
-    _log.error("rpc_failed", error_id=error_id, method=method, exc_info=error)
+    log.error("rpc failed", error_id=error_id, method=method, exc_info=error)
     return InternalError(f"internal error {error_id}; the server's log has the details under this id")
 
 

@@ -54,11 +54,6 @@ class SamplingParams:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         _require(len(self.stop_token_ids) <= 64, "stop_token_ids", len(self.stop_token_ids), "at most 64 ids")
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken, whatever the seed."""
-        return self.temperature == 0
-
     def to_proto(self) -> common_pb2.SamplingParams:
         """The wire form."""
         return common_pb2.SamplingParams(

@@ -192,9 +192,11 @@ async def converse(
     heartbeat = asyncio.create_task(keep_alive(session, make_heartbeat), name=f"heartbeat-{session.peer}")
     reader = asyncio.create_task(_read(incoming, handle), name=f"reader-{session.peer}")
     try:
-        done, _ = await asyncio.wait((heartbeat, reader), return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        done, _ = await asyncio.wait((reader, heartbeat), return_when=asyncio.FIRST_COMPLETED)
+        # What the peer said weighs more than that the heartbeat could not be sent to it any more.
+        for task in (reader, heartbeat):
+            if task in done:
+                task.result()
     finally:
         heartbeat.cancel()
         reader.cancel()

@@ -13,16 +13,18 @@ class DecodeConfig(EngineConfig):
     """Settings of one decode worker, its engine's included. Times in seconds."""
 
     name: str = field(default="decode-0", metadata={"help": "name of this worker"})
-    model: str = field(default="", metadata={"help": "model folder, or the name of a pulled model"})
+    model: str = field(metadata={"help": "model folder, or the name of a pulled model"})
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
     port: int = field(default=0, metadata={"help": "gRPC port; 0 picks a free one"})
-    redis_url: str = field(default="redis://127.0.0.1:6379/0", metadata={"help": "registry"})
+    redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False, metadata={"help": "registry"})
     namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
     registry_ttl_s: float = field(default=6.0, metadata={"help": "life of an announcement in the registry"})
     lease_ttl_s: float = field(
         default=10.0, metadata={"help": "a lease that no router renews for this long ends"}
     )
-    drain_s: float = field(default=5.0, metadata={"help": "grace for running attempts at shutdown"})
+    drain_s: float = field(
+        default=5.0, metadata={"help": "time to clean up at shutdown; attempts end at once"}
+    )
     trace_file: str = field(default="", metadata={"help": "append finished spans here as JSON lines"})
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
     log_file: str = field(default="", metadata={"help": "append the log here instead of standard error"})

@@ -48,8 +48,9 @@ def prepare_environment(config: PoolConfig) -> None:
         # Despite its name this works on Linux too: Ray then takes 127.0.0.1 for a node's address and
         # listens there only. Otherwise it replaces 127.0.0.1 and listens on all interfaces.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    if config.ray_address and _has_ray_token():
-        # `ray start` takes this step by itself; whoever joins such a cluster has to ask for it.
+    if not config.ray_address or _has_ray_token():
+        # A local Ray makes a token if there is none; newer versions ask for one by themselves. `ray start`
+        # does so too; whoever joins such a cluster has to ask for it.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 

@@ -54,6 +54,7 @@ async def serve(
             async with registering(registry, info, config.registry_ttl_s):
                 write_ready_file(config.ready_file, address=server.address, pid=os.getpid())
                 on_serving()
+                # No drain: a server that takes no new calls takes no KV, and its router could not know.
                 await run_until(stop, worker.run())
     await engine.close()
 

@@ -164,6 +164,9 @@ class DecodeWorker:
         """The KV is here: from now on the request owns the blocks, and it joins the next step."""
         attempt, request = lease.payload, lease.payload.request
         request.block_ids = list(lease.block_ids)
+        if first_token.token_id >= self._limits.vocab_size:
+            self._fail(attempt, InternalError("the prefill worker sent a token outside the vocabulary"))
+            return
         request.num_computed_tokens = request.num_tokens
         request.token_ids.append(first_token.token_id)
         request.move_to(RequestStatus.DECODING)
@@ -180,9 +183,6 @@ class DecodeWorker:
             logprobs=[] if first_token.logprob is None else [first_token.logprob],
         )
         self._send_tokens({attempt.session: [repeated]})
-        if first_token.token_id >= self._limits.vocab_size:
-            self._fail(attempt, InternalError("the prefill worker sent a token outside the vocabulary"))
-            return
         self._engine.scheduler.add(request)
         self._steps.wake()
 

@@ -7,7 +7,7 @@ devices are names until engine/runner.py meets them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from baton.errors import ConfigError, ModelError
@@ -102,17 +102,19 @@ class EngineConfig:
         request in one step.  max_running: most requests that hold a place in the batch.
     """
 
-    model: str = ""
-    dtype: str = "auto"
-    kv_dtype: str = "auto"
-    device: str = "cpu"
-    threads: int = 0
-    block_size: int = 16
-    layout: str = "HND"
-    kv_cache_bytes: int = 1 << 30
-    max_batch_tokens: int = 256
-    chunk_tokens: int = 256
-    max_running: int = 64
+    model: str = field(default="", metadata={"help": "model folder, or the name of a pulled model"})
+    dtype: str = field(
+        default="auto", metadata={"help": "of weights and computation: auto, bfloat16, float16 or float32"}
+    )
+    kv_dtype: str = field(default="auto", metadata={"help": "of the KV cache; auto is that of the weights"})
+    device: str = field(default="cpu", metadata={"help": "a torch device"})
+    threads: int = field(default=0, metadata={"help": "threads of one operator; 0 is torch's choice"})
+    block_size: int = field(default=16, metadata={"help": "tokens per block"})
+    layout: str = field(default="HND", metadata={"help": "order inside a block: HND or NHD"})
+    kv_cache_bytes: int = field(default=1 << 30, metadata={"help": "size of the KV cache, in bytes"})
+    max_batch_tokens: int = field(default=256, metadata={"help": "most tokens of one step"})
+    chunk_tokens: int = field(default=256, metadata={"help": "most prompt tokens of one request in a step"})
+    max_running: int = field(default=64, metadata={"help": "most requests in the batch"})
 
     def __post_init__(self) -> None:
         _require_choice("dtype", self.dtype, DTYPES)
@@ -151,7 +153,9 @@ def _window_is_off(config: Mapping[str, Any]) -> bool:
 
 
 def _eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> frozenset[int]:
-    value = generation_config.get("eos_token_id", config.get("eos_token_id"))
+    # As baton.models.ModelDir reads it: a null in generation_config.json says nothing.
+    value = generation_config.get("eos_token_id")
+    value = config.get("eos_token_id") if value is None else value
     if value is None:
         return frozenset()
     return frozenset([value] if isinstance(value, int) else value)

@@ -23,9 +23,6 @@ from safetensors.torch import save_file
 from baton.errors import ModelError
 from engine.gguf_tokenizer import build_tokenizer, tokenizer_config
 
-# Changes whenever the same GGUF file would give different weights or another tokenizer.
-CONVERSION_VERSION = 1
-
 _TOP_LEVEL = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",

@@ -93,12 +93,6 @@ class Scheduler:
         return len(self._waiting) + len(self._joining)
 
     @property
-    def num_waiting_tokens(self) -> int:
-        """Prompt tokens not computed yet, of waiting and running requests."""
-        held = (*self._waiting.values(), *self._running.values())
-        return sum(r.num_pending_tokens for r in held if r.status is not RequestStatus.DECODING)
-
-    @property
     def fence(self) -> int | None:
         """Number of the step in flight, for BlockPool.release(); None when there is none."""
         return self._step_id if self._in_flight is not None else None
@@ -138,7 +132,7 @@ class Scheduler:
         return None
 
     def next_batch(self) -> ForwardBatch | None:
-        """The next step, or None if nothing can be computed. apply() or abandon() must follow it."""
+        """The next step, or None if nothing can be computed. apply() must follow it."""
         if self._in_flight is not None:
             raise RuntimeError(f"step {self._step_id} is still in flight")
         self._admit()
@@ -169,12 +163,6 @@ class Scheduler:
                 token_id, logprob = int(output.token_ids[row]), float(output.logprobs[row])
                 events += self._sampled(chunk.request, token_id, logprob)
         return events
-
-    def abandon(self, error: BatonError) -> list[Event]:
-        """Ends a step in flight that raised: its requests fail with that error, the others stay."""
-        chunks = self._end_step(self._step_id)
-        running = [c.request for c in chunks if self._running.get(c.request.attempt_id) is c.request]
-        return [self._fail(request, error) for request in running]
 
     def _missing_blocks(self, request: Request) -> int:
         return max(0, blocks_needed(request.num_tokens, self._pool.block_size) - len(request.block_ids))

@@ -8,7 +8,6 @@ why the model is built on this thread too. Knows no requests and no network.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 import threading
 import time
@@ -102,7 +101,6 @@ def _fulfil(future: Future[Any], function: Callable[[], Any]) -> None:
     try:
         result = function()
     except BaseException as error:  # noqa: BLE001  (it is handed to the awaiting caller)
-        with contextlib.suppress(asyncio.InvalidStateError):
-            future.set_exception(error)
+        future.set_exception(error)
     else:
         future.set_result(result)

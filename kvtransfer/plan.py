@@ -79,17 +79,3 @@ class FramePlan:
                     num_layers=min(self._num_frame_layers, self._format.num_layers - first_layer),
                 )
             )
-
-
-def plan_frames(
-    fmt: KvFormat,
-    *,
-    num_tokens: int,
-    num_held_tokens: int = 0,
-    max_frame_bytes: int = MAX_FRAME_BYTES,
-) -> list[FrameSpec]:
-    """All frames of a sequence that is already computed."""
-    plan = FramePlan(
-        fmt, num_tokens=num_tokens, num_held_tokens=num_held_tokens, max_frame_bytes=max_frame_bytes
-    )
-    return plan.advance(num_tokens)

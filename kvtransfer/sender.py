@@ -116,11 +116,6 @@ class KvSender:
         """Transfers whose context has not been left."""
         return len(self._open)
 
-    @property
-    def open_attempts(self) -> list[bytes]:
-        """Attempts with an open transfer."""
-        return [transfer.source.attempt_id for transfer in self._open]
-
     @asynccontextmanager
     async def transfer(self, source: KvSource, target: TransferTarget) -> AsyncIterator[Transfer]:
         """Opens a transfer at once; leaving the context ends it, whatever its state."""

@@ -43,7 +43,6 @@ class Attempt:
     arrived_at: float
     span: Span
     first_token: asyncio.Future[FirstToken]
-    transfer_span: Span | None = None
     transfer: Transfer | None = None
     task: asyncio.Task[None] | None = None
     deadline: asyncio.TimerHandle | None = None

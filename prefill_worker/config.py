@@ -13,10 +13,10 @@ class PrefillConfig(EngineConfig):
     """Settings of one prefill worker, its engine's included. Times in seconds."""
 
     name: str = field(default="prefill-0", metadata={"help": "name of this worker"})
-    model: str = field(default="", metadata={"help": "model folder, or the name of a pulled model"})
+    model: str = field(metadata={"help": "model folder, or the name of a pulled model"})
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
     port: int = field(default=0, metadata={"help": "gRPC port; 0 picks a free one"})
-    redis_url: str = field(default="redis://127.0.0.1:6379/0", metadata={"help": "registry"})
+    redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False, metadata={"help": "registry"})
     namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
     registry_ttl_s: float = field(default=6.0, metadata={"help": "life of an announcement in the registry"})
     credit_tokens: int = field(

@@ -72,7 +72,7 @@ async def _run(
     )
     async with (
         await RpcServer.start([public], host=config.host, port=config.port) as server,
-        await RpcServer.start([private], host=config.host, port=config.admin_port) as admin_server,
+        await RpcServer.start([private], host=config.admin_host, port=config.admin_port) as admin_server,
     ):
         await server.set_serving(True)
         await admin_server.set_serving(True)

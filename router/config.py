@@ -13,11 +13,13 @@ class RouterConfig:
     """Settings of one router. Times in seconds; sizes in the unit their name ends with."""
 
     name: str = field(default="router-0", metadata={"help": "name of this router"})
-    model: str = field(default="", metadata={"help": "model folder, or the name of a pulled model"})
-    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
+    model: str = field(metadata={"help": "model folder, or the name of a pulled model"})
+    host: str = field(default="127.0.0.1", metadata={"help": "address of the public port"})
     port: int = field(default=50051, metadata={"help": "public gRPC port; 0 picks a free one"})
+    # Apart from `host`, so that opening the public port opens nothing else.
+    admin_host: str = field(default="127.0.0.1", metadata={"help": "address of the admin port"})
     admin_port: int = field(default=50052, metadata={"help": "admin gRPC port; 0 picks a free one"})
-    redis_url: str = field(default="redis://127.0.0.1:6379/0", metadata={"help": "registry"})
+    redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False, metadata={"help": "registry"})
     namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
     bucket_edges: tuple[int, ...] = field(
         default=(128, 256, 512), metadata={"help": "length bucket edges, in prompt tokens, ascending"}

@@ -216,7 +216,8 @@ class Generation:
                     pass
                 case decode_service_pb2.LeaseOutcome() as event:
                     if not event.HasField("committed"):
-                        raise KvTransferFailed(f"the lease at {assignment.decode.name} is gone")
+                        reason = common_pb2.GoneReason.Name(event.gone).removeprefix("GONE_REASON_")
+                        raise KvTransferFailed(f"the lease at {assignment.decode.name} is gone: {reason}")
                     committed = True
                 case decode_service_pb2.DecodeFailed() as event:
                     raise from_failure(event.failure)

@@ -79,9 +79,9 @@ class RequestReader:
                 f"model {proto.model!r} is not served here; this cluster serves {self._model!r}",
                 field="model",
             )
-        if len(proto.request_id) > MAX_REQUEST_ID_CHARS:
+        if len(proto.request_id) > MAX_REQUEST_ID_CHARS or not proto.request_id.isprintable():
             raise InvalidRequest(
-                f"request_id is longer than {MAX_REQUEST_ID_CHARS} characters", field="request_id"
+                f"request_id must be at most {MAX_REQUEST_ID_CHARS} printable characters", field="request_id"
             )
         prompt_token_ids = await self._prompt(proto)
         params = self._params(proto, len(prompt_token_ids))

@@ -122,6 +122,9 @@ class InferenceServicer(InferenceServiceServicer):
         finally:
             task.cancel()
             await asyncio.wait([task])
+            if not task.cancelled():
+                # Where the client left first, nobody else asks how the generation ended.
+                task.exception()
 
     async def _relay(self, stream: TokenStream, context: Context) -> None:
         text = self._text.stream()

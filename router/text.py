@@ -7,6 +7,7 @@ texts are encoded off the event loop.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -14,13 +15,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from baton.errors import InvalidRequest
+from baton.errors import InvalidRequest, ModelError
 from baton.models import ModelDir
 
 # Below this, encoding takes less time than handing it to another thread.
 INLINE_CHARS = 2_000
-# No tokenizer packs more text into one token than its longest entry; this bound is
-# far above that of any vocabulary in use and only guards against absurd inputs.
+# Text averages a few characters per token in any vocabulary; this bound is far above
+# that and only guards against absurd inputs.
 MAX_CHARS_PER_TOKEN = 64
 MAX_MESSAGES = 1_000
 
@@ -29,10 +30,10 @@ class Text:
     """Tokenizer and chat template of one model."""
 
     def __init__(self, model: ModelDir) -> None:
-        self._tokenizer = Tokenizer.from_file(str(model.tokenizer_path))
+        self._tokenizer = _read_tokenizer(model.tokenizer_path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._template = _compile(model.chat_template)
+        self._template = _compile(model)
         self._special = {
             f"{name}_token": self._tokenizer.id_to_token(token_id) or ""
             for name, token_id in (
@@ -103,12 +104,24 @@ class TextStream:
         return text[self._length :]
 
 
-def _compile(source: str | None) -> Any:
-    if source is None:
+def _read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelError(f"{path} is not a readable tokenizer ({error}); pull the model again") from error
+
+
+def _compile(model: ModelDir) -> Any:
+    if model.chat_template is None:
         return None
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = _raise_exception
-    return environment.from_string(source)
+    try:
+        return environment.from_string(model.chat_template)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(
+            f"{model.path}: the chat template cannot be read ({error}); pull the model again"
+        ) from error
 
 
 def _raise_exception(message: str) -> None:

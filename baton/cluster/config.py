@@ -37,7 +37,9 @@ class ClusterConfig:
     dashboard_port: int = field(
         default=8265, metadata={"help": "port of the local Ray's dashboard; 0 picks a free one"}
     )
-    redis_url: str = field(default="", metadata={"help": "your own Redis; empty starts an embedded one"})
+    redis_url: str = field(
+        default="", repr=False, metadata={"help": "your own Redis; empty starts an embedded one"}
+    )
     namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
     ray: bool = field(
         default=True, metadata={"help": "decode workers are Ray actors; otherwise plain processes"}

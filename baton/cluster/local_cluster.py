@@ -129,17 +129,7 @@ class LocalCluster:
 
     async def wait_ready(self, timeout_s: float) -> ClusterStatus:
         """Waits until every worker is ready, as after a restart; raises Unavailable after timeout_s."""
-        waiting = self.config.worker_names
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    status, waiting = await self._look()
-                    if status is not None and not waiting:
-                        return status
-                    await asyncio.sleep(_POLL_S)
-        raise Unavailable(
-            f"not ready within {timeout_s:g} s: {', '.join(sorted(waiting)) or ROUTER}; see {self.log_dir}"
-        )
+        return await self._wait(timeout_s, lambda _line: None)
 
     async def run(self) -> None:
         """Waits until the cluster cannot be kept running, and raises Unavailable then."""
@@ -169,7 +159,7 @@ class LocalCluster:
         await self.stop()
 
     async def _until_ready(self, report: Report) -> None:
-        ready = asyncio.create_task(self._wait_and_report(report), name="cluster ready")
+        ready = asyncio.create_task(self._wait(self.config.start_timeout_s, report), name="cluster ready")
         try:
             await asyncio.wait({ready, self._running}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -179,19 +169,19 @@ class LocalCluster:
         ready.result()
         self._supervisor.is_settled = True
 
-    async def _wait_and_report(self, report: Report) -> None:
+    async def _wait(self, timeout_s: float, report: Report) -> ClusterStatus:
         waiting: frozenset[str] = frozenset()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self.config.start_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 while True:
                     status, now_waiting = await self._look()
                     if status is not None and not now_waiting:
-                        return
+                        return status
                     if now_waiting != waiting:
                         waiting = now_waiting
                         report(f"waiting for {', '.join(sorted(waiting))}")
                     await asyncio.sleep(_POLL_S)
-        raise Unavailable(self._late(waiting))
+        raise Unavailable(self._late(waiting or self.config.worker_names, timeout_s))
 
     async def _look(self) -> tuple[ClusterStatus | None, frozenset[str]]:
         """The status, or None when the router does not answer, and the workers that are not ready."""
@@ -205,16 +195,13 @@ class LocalCluster:
         ready = {worker.name for worker in status.workers if worker.state == "ready"}
         return status, self.config.worker_names - ready
 
-    def _late(self, waiting: frozenset[str]) -> str:
+    def _late(self, waiting: frozenset[str], timeout_s: float) -> str:
         owners = {name if name in self._supervisor.names else POOL for name in waiting}
         logs = "\n".join(
             f"{name}:\n{self._supervisor.process(name).last_lines()}"
             for name in sorted(owners & set(self._supervisor.names))
         )
-        return (
-            f"not ready within {self.config.start_timeout_s:g} s: {', '.join(sorted(waiting))}. "
-            f"Their logs end with\n{logs}"
-        )
+        return f"not ready within {timeout_s:g} s: {', '.join(sorted(waiting))}. Their logs end with\n{logs}"
 
 
 def _resolved(config: ClusterConfig) -> ClusterConfig:

@@ -40,7 +40,7 @@ class RoleSpec:
     name: str
     role: str
     command: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     logs: tuple[Path, ...] = ()
 
 

@@ -7,7 +7,7 @@ them is imported here, and no password reaches a command line.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.cluster.config import ClusterConfig
@@ -30,7 +30,7 @@ class Places:
     port: int
     admin_port: int
     dashboard_port: int
-    redis_url: str
+    redis_url: str = field(repr=False)
     logs: Path
     ready_file: Path
     ray_dir: Path

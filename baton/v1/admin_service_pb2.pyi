@@ -73,7 +73,7 @@ class GetLedgerResponse(_message.Message):
     """What the process does."""
     @_builtins.property
     def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Count by kind, for example "blocks_used", "leases", "attempts", "tasks"."""
+        """Count by kind, for example "blocks_used", "leases", "attempts", "transfers"."""
 
     def __init__(
         self,
@@ -135,9 +135,9 @@ class WorkerStatus(_message.Message):
     address: _builtins.str
     """Its address, host:port."""
     state: _builtins.str
-    """"ready", "connecting" or "refused"."""
+    """"connecting", "ready", "lost" or "refused"."""
     reason: _builtins.str
-    """Why it is refused; empty otherwise."""
+    """Why it is lost or refused; empty otherwise."""
     num_free_blocks: _builtins.int
     """Blocks that can be reserved now."""
     num_blocks: _builtins.int

@@ -1,4 +1,4 @@
-"""Settings: precedence, refusals and the round trip to a child's arguments."""
+"""Settings: precedence and refusals."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from dataclasses import FrozenInstanceError, dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from baton.config import load_config, to_argv, without_settings
+from baton.config import load_config
 from baton.errors import ConfigError
 
 
@@ -156,10 +154,6 @@ def test_a_required_setting_names_all_three_ways_to_give_it() -> None:
     assert caught.value.field == "model"
 
 
-def test_a_required_setting_travels_to_the_child() -> None:
-    assert to_argv(ModelConfig(model="m")) == ["--model=m"]
-
-
 def test_variables_of_other_sections_do_not_matter() -> None:
     assert load(BATON_WINDOW_PORT="x", PATH="/bin") == DoorConfig()
 
@@ -197,45 +191,3 @@ def test_a_field_of_another_type_is_a_defect_found_at_once() -> None:
 
     with pytest.raises(TypeError, match="dict"):
         load_config(BadConfig, section="bad", argv=[], environ={})
-
-
-def test_a_default_config_needs_no_arguments() -> None:
-    assert to_argv(DoorConfig()) == []
-
-
-def test_only_what_differs_is_passed_on() -> None:
-    argv = to_argv(DoorConfig(port=1, use_cache=False, label=None, edges=(7, 8), models=("a,b",)))
-    assert argv == [
-        "--port=1",
-        "--no-use-cache",
-        "--edges=7,8",
-        '--models=["a,b"]',
-        "--unset-label",
-    ]
-
-
-finite = st.floats(allow_nan=False, allow_infinity=False)
-
-
-@given(
-    st.builds(
-        DoorConfig,
-        host=st.text(),
-        port=st.integers(0, 65535),
-        timeout_s=finite,
-        use_cache=st.booleans(),
-        edges=st.lists(st.integers()).map(tuple),
-        models=st.lists(st.text()).map(tuple),
-        max_batch=st.none() | st.integers(),
-        label=st.none() | st.text(),
-        ratios=st.lists(finite).map(tuple),
-        tls=st.none() | st.booleans(),
-    )
-)
-def test_a_child_started_with_the_arguments_has_the_same_config(config: DoorConfig) -> None:
-    assert load(*to_argv(config)) == config
-
-
-def test_a_childs_environment_loses_what_would_change_its_config() -> None:
-    environ = {"BATON_CONFIG": "x", "BATON_DOOR_PORT": "9", "BATON_WINDOW_PORT": "1", "PATH": "/bin"}
-    assert without_settings(environ, section="door") == {"BATON_WINDOW_PORT": "1", "PATH": "/bin"}

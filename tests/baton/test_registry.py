@@ -122,7 +122,7 @@ async def test_a_watch_keeps_the_last_known_workers_while_redis_is_away(
             seen = await waiting
             assert (seen or await change()) == (D0,)
     events = [record.msg["event"] for record in caplog.records if record.name == "baton.registry"]
-    assert events == ["registry_away", "registry_back"]
+    assert events == ["registry away", "registry back"]
 
 
 async def until_failed(registry: RedisRegistry, num_failures: int) -> None:
@@ -187,7 +187,7 @@ async def test_a_worker_starts_and_stops_without_redis(caplog: pytest.LogCapture
         for _ in range(3):
             await announcement.refresh()
     events = [record.msg["event"] for record in caplog.records if record.name == "baton.registry"]
-    assert events == ["announcement_failed", "withdrawal_failed"]
+    assert events == ["announcement failed", "withdrawal failed"]
 
 
 async def test_an_announcement_is_about_one_incarnation(redis: EmbeddedRedis) -> None:

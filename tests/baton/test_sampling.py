@@ -52,11 +52,6 @@ def test_values_at_their_limits_are_legal(fields: dict[str, Any]) -> None:
     assert all(getattr(params, name) == value for name, value in fields.items())
 
 
-def test_only_temperature_zero_is_greedy() -> None:
-    assert SamplingParams(temperature=0).is_greedy
-    assert not SamplingParams(temperature=1e-6).is_greedy
-
-
 def test_parameters_never_change() -> None:
     with pytest.raises(AttributeError):
         SamplingParams().seed = 3  # type: ignore[misc]

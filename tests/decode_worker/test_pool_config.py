@@ -11,13 +11,13 @@ from decode_worker.pool_config import PoolConfig
 )
 def test_a_bad_value_names_its_field(field, value) -> None:
     with pytest.raises(ConfigError) as caught:
-        PoolConfig(**{field: value})
+        PoolConfig(model="m", **{field: value})
     assert caught.value.field == field
 
 
 def test_a_ray_folder_leaves_room_for_rays_longest_socket() -> None:
     folder = "/tmp/" + "x" * 25
     longest = f"{folder}/session_2026-11-30_01-16-32_853451_4194304/sockets/plasma_store"
-    assert PoolConfig(ray_dir=folder).ray_dir == folder
+    assert PoolConfig(model="m", ray_dir=folder).ray_dir == folder
     # Linux takes 107 bytes for a socket's path.
     assert len(longest) <= 107

@@ -34,15 +34,23 @@ class Prefill:
         self.cache, self.pool = engine.cache, engine.pool
         self.sender = KvSender(engine.cache, network)
 
-    async def push(self, attempt_id: bytes, lease_id: bytes, tokens: list[int], start: int = 0) -> Outcome:
-        """Sends the KV of these tokens and commits with the token that follows."""
+    async def push(
+        self,
+        attempt_id: bytes,
+        lease_id: bytes,
+        tokens: list[int],
+        start: int = 0,
+        token_id: int | None = None,
+    ) -> Outcome:
+        """Sends the KV of these tokens and commits with the token that follows, or with the one given."""
         block_ids = self.pool.allocate(-(-len(tokens) // 4))
         for position, token in enumerate(tokens):
             kv = torch.from_numpy(kv_of(token, position, KV).astype(np.float32))
             self.cache.logical[block_ids[position // 4], :, :, :, position % 4] = kv
         source = KvSource(attempt_id=attempt_id, block_ids=block_ids, num_tokens=len(tokens))
         target = TransferTarget(lease_id=lease_id, worker="decode-0", incarnation=2, address="kv-decode-0-2")
-        first = FirstToken(token_id=expected_answer(tokens, 1, KV)[0], logprob=None, start_index=start)
+        token_id = expected_answer(tokens, 1, KV)[0] if token_id is None else token_id
+        first = FirstToken(token_id=token_id, logprob=None, start_index=start)
         async with self.sender.transfer(source, target) as transfer:
             return (await transfer.commit(first)).outcome
 
@@ -320,6 +328,14 @@ async def test_kv_that_cannot_be_verified_ends_the_lease_and_its_router_hears_of
         outcome = await r.router.next("lease_outcome")
         assert (outcome.attempt_id, outcome.gone) == (A, common_pb2.GONE_REASON_CORRUPT)
         await until(r.nothing)
+
+
+async def test_a_first_token_outside_the_vocabulary_fails_the_request_and_reaches_nobody() -> None:
+    async with rig() as r:
+        lease_id = await r.lease(A, [1, 2, 3])
+        await r.prefill.push(A, lease_id, [1, 2, 3], token_id=10_000)
+        assert (await r.router.next("failed")).failure.code == "INTERNAL"
+        assert r.nothing()
 
 
 async def test_a_write_for_another_incarnation_is_fenced() -> None:

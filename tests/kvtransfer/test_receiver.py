@@ -10,11 +10,10 @@ import torch
 from baton.errors import IncompatiblePeer
 from kvtransfer.contract import Committed, Gone, GoneReason, Outcome, Resend, Ticket
 from kvtransfer.lease_table import Lease, LeaseState
-from kvtransfer.plan import plan_frames
 from kvtransfer.receiver import IncomingWrite
 from kvtransfer.scatter import format_of, gather
 from kvtransfer.wire import encode_header
-from tests.kvtransfer.rig import INCARNATION, TOKEN, Rig, make_cache, make_rig
+from tests.kvtransfer.rig import INCARNATION, TOKEN, Rig, make_cache, make_rig, plan_frames
 
 torch.set_num_threads(1)
 

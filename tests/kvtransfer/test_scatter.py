@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from engine.kv_cache import CacheShape, KVCache
 from kvtransfer.contract import KvFormat
-from kvtransfer.plan import plan_frames
 from kvtransfer.scatter import format_of, gather, scatter
 from kvtransfer.wire import Frame
-from tests.kvtransfer.rig import make_cache
+from tests.kvtransfer.rig import make_cache, plan_frames
 
 torch.set_num_threads(1)
 

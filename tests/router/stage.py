@@ -249,7 +249,7 @@ def info_of(worker: PlayedWorker, role: str, *, draining: bool = False) -> Worke
 @asynccontextmanager
 async def staged(**settings: Any) -> AsyncIterator[Stage]:
     """A router's inside that follows an empty registry."""
-    config = RouterConfig(**({"resume_wait_s": 0.2, "max_skip_s": 60.0} | settings))
+    config = RouterConfig(model="m", **({"resume_wait_s": 0.2, "max_skip_s": 60.0} | settings))
     registry, dialer = FakeRegistry(), MemoryDialer()
     queue: BucketQueue[Ticket] = BucketQueue(
         config.bucket_edges, max_items=config.max_queue, max_skip_s=config.max_skip_s

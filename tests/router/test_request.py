@@ -104,6 +104,7 @@ async def test_workers_see_prompt_and_output(reader: RequestReader) -> None:
         ({"text": "a", "stop_token_ids": [300]}, "stop_token_ids"),
         ({"text": "a", "stop_token_ids": list(range(65))}, "stop_token_ids"),
         ({"text": "a", "request_id": "x" * 129}, "request_id"),
+        ({"text": "a", "request_id": "x\n{}"}, "request_id"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value) or "nothing",
 )

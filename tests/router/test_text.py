@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import InvalidRequest
+from baton.errors import InvalidRequest, ModelError
 from router.text import INLINE_CHARS, Text
 from tests.router.tiny_text import BOS, EOS, ids_of, model_dir
 
@@ -61,6 +61,19 @@ async def test_without_a_template_a_chat_is_refused(tmp_path: Path) -> None:
 def test_the_words_of_a_template_that_refuses_reach_the_client(text: Text) -> None:
     with pytest.raises(InvalidRequest, match="unknown role judge"):
         text.render([{"role": "judge", "content": "a"}])
+
+
+def test_a_damaged_template_is_refused_by_folder(tmp_path: Path) -> None:
+    model = model_dir(tmp_path / "damaged", template="{% for message in messages %}")
+    with pytest.raises(ModelError, match="damaged: the chat template cannot be read"):
+        Text(model)
+
+
+def test_a_damaged_tokenizer_is_refused_by_file(tmp_path: Path) -> None:
+    model = model_dir(tmp_path / "damaged")
+    model.tokenizer_path.write_text('{"version": "1.0"}')
+    with pytest.raises(ModelError, match=r"damaged/tokenizer\.json is not a readable tokenizer"):
+        Text(model)
 
 
 def test_a_template_cannot_reach_python(tmp_path: Path) -> None:

@@ -90,3 +90,5 @@ def test_no_command_line_holds_the_password(places) -> None:
     specs = [router_spec(config, places), *prefill_specs(config, places), *decode_specs(config, places)]
     assert not [spec.name for spec in specs if PASSWORD in " ".join(spec.command)]
     assert all(REDIS_URL in spec.environment.values() for spec in specs)
+    # Nor would a log that shows them.
+    assert PASSWORD not in repr((places, specs))
