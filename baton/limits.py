@@ -39,14 +39,7 @@ class Limits:
     def check(self, prompt_token_ids: list[int], max_tokens: int) -> None:
         """Raises InvalidRequest, naming the field, unless the request fits."""
         num_prompt_tokens = len(prompt_token_ids)
-        if num_prompt_tokens == 0:
-            raise InvalidRequest("the prompt is empty; send at least one token", field="prompt")
-        if num_prompt_tokens >= self.max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {num_prompt_tokens} tokens; this model takes at most "
-                f"{self.max_model_len - 1} and needs room for one more",
-                field="prompt",
-            )
+        self.check_length(num_prompt_tokens)
         if max(prompt_token_ids) >= self.vocab_size or min(prompt_token_ids) < 0:
             raise InvalidRequest(
                 f"the prompt has token ids outside the vocabulary of {self.vocab_size}", field="token_ids"
@@ -56,4 +49,15 @@ class Limits:
                 f"max_tokens is {max_tokens}; with {num_prompt_tokens} prompt tokens it must be between 1 "
                 f"and {self.max_output_tokens(num_prompt_tokens)}",
                 field="max_tokens",
+            )
+
+    def check_length(self, num_prompt_tokens: int) -> None:
+        """Raises InvalidRequest unless a prompt of that length fits."""
+        if num_prompt_tokens == 0:
+            raise InvalidRequest("the prompt is empty; send at least one token", field="prompt")
+        if num_prompt_tokens >= self.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt_tokens} tokens; this model takes at most "
+                f"{self.max_model_len - 1} and needs room for one more",
+                field="prompt",
             )

@@ -49,6 +49,11 @@ class CreditTable:
         return self._budget
 
     @property
+    def share(self) -> int:
+        """Most credit one session can come to, in tokens; a prompt costs no more than that."""
+        return self._budget // max(1, len(self._accounts))
+
+    @property
     def num_spent(self) -> int:
         """Credit spent on prompts in flight, in tokens."""
         return sum(account.spent for account in self._accounts.values())
@@ -108,9 +113,7 @@ class CreditTable:
 
     def _settle(self) -> list[CreditChange]:
         """Grants free credit up to each share and asks back what others lack."""
-        if not self._accounts:
-            return []
-        share = self._budget // len(self._accounts)
+        share = self.share
         changes = []
         for session_id, account in self._accounts.items():
             granted = min(share - account.total, self.num_free)

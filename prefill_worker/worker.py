@@ -315,10 +315,14 @@ class PrefillWorker:
             if session is None:
                 continue
             if change.granted:
-                grant = prefill_service_pb2.CreditGrant(tokens=change.granted)
+                grant = prefill_service_pb2.CreditGrant(
+                    tokens=change.granted, share_tokens=self._credits.share
+                )
                 self._send(session, PrefillServiceSessionResponse(credit_grant=grant))
             if change.reclaimed:
-                reclaim = prefill_service_pb2.CreditReclaim(tokens=change.reclaimed)
+                reclaim = prefill_service_pb2.CreditReclaim(
+                    tokens=change.reclaimed, share_tokens=self._credits.share
+                )
                 self._send(session, PrefillServiceSessionResponse(credit_reclaim=reclaim))
 
     def _send(self, session: RouterSession, message: PrefillServiceSessionResponse) -> None:
@@ -334,7 +338,6 @@ class PrefillWorker:
             num_blocks=shape.num_blocks,
             block_size=shape.block_size,
             kv_dtype=str(shape.dtype).removeprefix("torch."),
-            budget_tokens=self._credits.budget,
             pid=self._pid,
         )
 

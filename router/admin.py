@@ -6,6 +6,7 @@ from baton.ledger import LedgerServicer
 from baton.v1 import admin_service_pb2, common_pb2
 from router.buckets import BucketQueue
 from router.config import RouterConfig
+from router.decode_link import DecodeLink
 from router.dispatcher import Ticket
 from router.fleet import Fleet
 from router.prefill_link import PrefillLink
@@ -37,6 +38,7 @@ class RouterAdminServicer(LedgerServicer):
             "requests": self._inference.num_requests,
             "queued": len(self._queue),
             "attempts": sum(link.num_attempts for link in links),
+            "reservations": sum(link.num_asked for link in links if isinstance(link, DecodeLink)),
             "credit_spent_tokens": sum(link.spent for link in links if isinstance(link, PrefillLink)),
         }
 

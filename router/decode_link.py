@@ -33,6 +33,11 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
         return self._reported_free_blocks - sum(self._asked.values())
 
     @property
+    def num_asked(self) -> int:
+        """Reservations that the worker has not answered yet."""
+        return len(self._asked)
+
+    @property
     def transfer_address(self) -> str:
         """host:port of the worker's transfer endpoint."""
         return self._capacity.transfer_address

@@ -36,11 +36,15 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ticket:
-    """An attempt that waits: its prompt and the tokens whose KV it may ever store."""
+    """An attempt that waits: its prompt and the tokens whose KV it may ever store.
+
+    avoid: incarnations of workers that failed this request before; others are preferred.
+    """
 
     attempt_id: bytes
     num_tokens: int
     kv_tokens: int
+    avoid: frozenset[int]
     assigned: asyncio.Future[Assignment]
 
 
@@ -63,19 +67,31 @@ class Dispatcher:
         self._fleet = fleet
 
     async def assign(
-        self, attempt_id: bytes, num_tokens: int, kv_tokens: int, *, enqueued_at: float, is_new: bool
+        self,
+        attempt_id: bytes,
+        num_tokens: int,
+        kv_tokens: int,
+        *,
+        enqueued_at: float,
+        is_new: bool,
+        avoid: frozenset[int] = frozenset(),
     ) -> Assignment:
         """Waits in the queue for workers.
 
         enqueued_at: when the request first came, in loop seconds; its place in
             line follows from it, also on a second attempt.
         is_new: whether the queue's bound applies.
+        avoid: incarnations of workers that are taken only if no other can.
         Raises Overloaded when the queue is full, Unavailable when a role has had
         no worker for the grace time.
         """
         loop = asyncio.get_running_loop()
         ticket = Ticket(
-            attempt_id=attempt_id, num_tokens=num_tokens, kv_tokens=kv_tokens, assigned=loop.create_future()
+            attempt_id=attempt_id,
+            num_tokens=num_tokens,
+            kv_tokens=kv_tokens,
+            avoid=avoid,
+            assigned=loop.create_future(),
         )
         item = self._queue.push(ticket, num_tokens, enqueued_at, is_new=is_new)
         self.kick()
@@ -139,12 +155,18 @@ class Dispatcher:
     def _prefill_for(self, ticket: Ticket) -> PrefillLink | None:
         assert self._fleet is not None
         able = [link for link in self._fleet.prefill_links() if link.can_take(ticket.num_tokens)]
-        return max(able, key=lambda link: (link.credit, -link.num_attempts), default=None)
+        return max(
+            able, key=lambda link: (_is_other(link, ticket), link.credit, -link.num_attempts), default=None
+        )
 
     def _decode_for(self, ticket: Ticket) -> DecodeLink | None:
         assert self._fleet is not None
         able = [link for link in self._fleet.decode_links() if link.can_take(ticket.kv_tokens)]
-        return max(able, key=lambda link: (link.num_free_blocks, -link.num_attempts), default=None)
+        return max(
+            able,
+            key=lambda link: (_is_other(link, ticket), link.num_free_blocks, -link.num_attempts),
+            default=None,
+        )
 
     def _watch_roles(self, is_complete: bool) -> None:
         if is_complete:
@@ -170,6 +192,10 @@ class Dispatcher:
                         retry_after_s=RETRY_WITHOUT_WORKERS_S,
                     )
                 )
+
+
+def _is_other(link: PrefillLink | DecodeLink, ticket: Ticket) -> bool:
+    return link.info.incarnation not in ticket.avoid
 
 
 def _has_result(future: asyncio.Future[Assignment]) -> bool:

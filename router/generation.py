@@ -38,6 +38,9 @@ from router.token_stream import TokenStream
 
 log = get_logger(__name__)
 
+# Before a further attempt, with full jitter: many requests lose the same worker at the same moment.
+LONGEST_PAUSE_S = 0.2
+
 
 class Generation:
     """One request from admission to its last token.
@@ -72,6 +75,7 @@ class Generation:
         self._timeline = timeline
         self._span = span
         self._rng = rng
+        self._avoid: set[int] = set()
 
     async def run(self) -> None:
         """Runs to the last token; raises the error the client is to see."""
@@ -106,11 +110,12 @@ class Generation:
                 self._timeline.num_attempts += 1
                 if self._timeline.num_attempts > self._config.max_attempts:
                     raise
+                await asyncio.sleep(self._rng.uniform(0, LONGEST_PAUSE_S))
 
     async def _attempt(self) -> None:
         inbox = Inbox(self._rng.randbytes(16))
         assignment = await self._queue(inbox.attempt_id)
-        with self._held(assignment, inbox):
+        with self._held(assignment, inbox), self._blaming(assignment):
             lease = await self._reserve(assignment, inbox)
             self._send_prefill(assignment, inbox, lease)
             await self._follow(assignment, inbox)
@@ -127,6 +132,7 @@ class Generation:
                 self._kv_tokens,
                 enqueued_at=self.request.arrived_at,
                 is_new=not self._timeline.was_dispatched,
+                avoid=frozenset(self._avoid),
             )
         except BatonError as error:
             span.fail(error)
@@ -135,6 +141,15 @@ class Generation:
             span.end()
         self._timeline.dispatched(assignment.prefill.name, assignment.decode.name)
         return assignment
+
+    @contextmanager
+    def _blaming(self, assignment: Assignment) -> Iterator[None]:
+        """A pair that failed this request is not its first choice again, whichever of the two it was."""
+        try:
+            yield
+        except Unavailable:
+            self._avoid |= {assignment.prefill.info.incarnation, assignment.decode.info.incarnation}
+            raise
 
     @contextmanager
     def _held(self, assignment: Assignment, inbox: Inbox) -> Iterator[None]:

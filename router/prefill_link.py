@@ -23,6 +23,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
 
     role = common_pb2.ROLE_PREFILL
     credit = 0
+    _share = 0
     _capacity = _EMPTY
     _load = prefill_service_pb2.PrefillWorkerHeartbeat()
 
@@ -36,8 +37,8 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         return sum(self._costs.values())
 
     def cost(self, num_tokens: int) -> int:
-        """Credit a prompt costs here: its tokens, or all there ever is if that is less."""
-        return min(num_tokens, self.credit + self.spent)
+        """Credit a prompt costs here: its tokens, or this session's whole share if that is less."""
+        return min(num_tokens, self._share)
 
     def can_take(self, num_tokens: int) -> bool:
         """Whether there is credit for a prompt of that length now."""
@@ -104,8 +105,10 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
                 self._settle(message.ended.attempt_id)
             case "credit_grant":
                 self.credit += message.credit_grant.tokens
+                self._share = message.credit_grant.share_tokens
                 self._on_change()
             case "credit_reclaim":
+                self._share = message.credit_reclaim.share_tokens
                 self._return_credit(message.credit_reclaim.tokens)
             case "heartbeat":
                 self._load = message.heartbeat

@@ -105,6 +105,8 @@ class RequestReader:
                 field="prompt",
             )
         if proto.HasField("token_ids"):
+            # Before they are copied: there may be millions of them.
+            self._limits.check_length(len(proto.token_ids.ids))
             return list(proto.token_ids.ids)
         if proto.HasField("text"):
             return await self._text.encode(proto.text, self._limits.max_model_len)

@@ -45,17 +45,14 @@ class Text:
 
     async def encode(self, text: str, max_tokens: int, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; raises InvalidRequest for one that cannot fit max_tokens."""
-        if len(text) > max_tokens * MAX_CHARS_PER_TOKEN:
-            raise InvalidRequest(
-                f"the prompt has {len(text)} characters; this model takes at most {max_tokens} tokens",
-                field="prompt",
-            )
+        self._check_size(len(text), max_tokens)
         if len(text) <= INLINE_CHARS:
             return self._encode(text, add_special_tokens)
         return await asyncio.to_thread(self._encode, text, add_special_tokens)
 
     async def encode_chat(self, messages: list[dict[str, str]], max_tokens: int) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn."""
+        self._check_size(sum(len(message["content"]) for message in messages), max_tokens)
         return await self.encode(self.render(messages), max_tokens, add_special_tokens=False)
 
     def render(self, messages: list[dict[str, str]]) -> str:
@@ -75,6 +72,13 @@ class Text:
     def stream(self) -> TextStream:
         """An incremental detokenizer for one answer."""
         return TextStream(self._tokenizer)
+
+    def _check_size(self, num_chars: int, max_tokens: int) -> None:
+        if num_chars > max_tokens * MAX_CHARS_PER_TOKEN:
+            raise InvalidRequest(
+                f"the prompt has {num_chars} characters; this model takes at most {max_tokens} tokens",
+                field="prompt",
+            )
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids

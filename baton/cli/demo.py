@@ -65,7 +65,9 @@ async def _demo(config: ClusterConfig, console: ClusterConsole, *, stay: bool, m
         summaries = await _answer_all(cluster.address, out)
         out.print(timings_table(summaries))
         out.print(f"prefill on {_names(summaries, 'prefill')}, decode on {_names(summaries, 'decode')}")
-        out.print(f"Ray dashboard: {cluster.dashboard_url}", soft_wrap=True)
+        out.print(
+            f"Ray dashboard: {cluster.dashboard_url} (`ray get-auth-token` prints its token)", soft_wrap=True
+        )
         if stay or (may_ask and await _wants_to_stay()):
             print_endpoints(cluster, console)
             console.say("Ctrl-C stops it")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62\x61ton/v1/prefill_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"q\n\x0eTransferTarget\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x17\n\x0fnum_held_tokens\x18\x05 \x01(\r\"\x89\x01\n\x0ePrefillCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12$\n\x08sequence\x18\x02 \x01(\x0b\x32\x12.baton.v1.Sequence\x12(\n\x06target\x18\x03 \x01(\x0b\x32\x18.baton.v1.TransferTarget\x12\x13\n\x0b\x63ost_tokens\x18\x04 \x01(\x04\"#\n\rCancelCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"\x1e\n\x0c\x43reditReturn\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\"\x18\n\x16PrefillRouterHeartbeat\"\x8b\x02\n\x1cPrefillServiceSessionRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12+\n\x07prefill\x18\x02 \x01(\x0b\x32\x18.baton.v1.PrefillCommandH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.baton.v1.CancelCommandH\x00\x12/\n\rcredit_return\x18\x04 \x01(\x0b\x32\x16.baton.v1.CreditReturnH\x00\x12\x35\n\theartbeat\x18\x05 \x01(\x0b\x32 .baton.v1.PrefillRouterHeartbeatH\x00\x42\t\n\x07message\"\x1d\n\x0b\x43reditGrant\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\"\x1f\n\rCreditReclaim\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\"\xec\x01\n\x0cPrefillEnded\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\x13\n\tcommitted\x18\x02 \x01(\x08H\x00\x12\x12\n\x08\x66inished\x18\x03 \x01(\x08H\x00\x12\x13\n\tcancelled\x18\x04 \x01(\x08H\x00\x12$\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x07 \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x08 \x01(\x04\x12\x18\n\x10transfer_tail_ms\x18\t \x01(\x01\x42\t\n\x07outcome\"[\n\x16PrefillWorkerHeartbeat\x12\x17\n\x0fnum_free_blocks\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\"o\n\x0fPrefillCapacity\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x10\n\x08kv_dtype\x18\x03 \x01(\t\x12\x15\n\rbudget_tokens\x18\x04 \x01(\x04\x12\x0b\n\x03pid\x18\x05 \x01(\r\"\xe4\x02\n\x1dPrefillServiceSessionResponse\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12-\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32\x19.baton.v1.PrefillCapacityH\x00\x12-\n\x0c\x63redit_grant\x18\x03 \x01(\x0b\x32\x15.baton.v1.CreditGrantH\x00\x12\x31\n\x0e\x63redit_reclaim\x18\x04 \x01(\x0b\x32\x17.baton.v1.CreditReclaimH\x00\x12%\n\x05token\x18\x05 \x01(\x0b\x32\x14.baton.v1.TokenEventH\x00\x12\'\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x16.baton.v1.PrefillEndedH\x00\x12\x35\n\theartbeat\x18\x07 \x01(\x0b\x32 .baton.v1.PrefillWorkerHeartbeatH\x00\x42\t\n\x07message2p\n\x0ePrefillService\x12^\n\x07Session\x12&.baton.v1.PrefillServiceSessionRequest\x1a\'.baton.v1.PrefillServiceSessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62\x61ton/v1/prefill_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"q\n\x0eTransferTarget\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x17\n\x0fnum_held_tokens\x18\x05 \x01(\r\"\x89\x01\n\x0ePrefillCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12$\n\x08sequence\x18\x02 \x01(\x0b\x32\x12.baton.v1.Sequence\x12(\n\x06target\x18\x03 \x01(\x0b\x32\x18.baton.v1.TransferTarget\x12\x13\n\x0b\x63ost_tokens\x18\x04 \x01(\x04\"#\n\rCancelCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"\x1e\n\x0c\x43reditReturn\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\"\x18\n\x16PrefillRouterHeartbeat\"\x8b\x02\n\x1cPrefillServiceSessionRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12+\n\x07prefill\x18\x02 \x01(\x0b\x32\x18.baton.v1.PrefillCommandH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.baton.v1.CancelCommandH\x00\x12/\n\rcredit_return\x18\x04 \x01(\x0b\x32\x16.baton.v1.CreditReturnH\x00\x12\x35\n\theartbeat\x18\x05 \x01(\x0b\x32 .baton.v1.PrefillRouterHeartbeatH\x00\x42\t\n\x07message\"3\n\x0b\x43reditGrant\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\x12\x14\n\x0cshare_tokens\x18\x02 \x01(\x04\"5\n\rCreditReclaim\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\x12\x14\n\x0cshare_tokens\x18\x02 \x01(\x04\"\xec\x01\n\x0cPrefillEnded\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\x13\n\tcommitted\x18\x02 \x01(\x08H\x00\x12\x12\n\x08\x66inished\x18\x03 \x01(\x08H\x00\x12\x13\n\tcancelled\x18\x04 \x01(\x08H\x00\x12$\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x07 \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x08 \x01(\x04\x12\x18\n\x10transfer_tail_ms\x18\t \x01(\x01\x42\t\n\x07outcome\"[\n\x16PrefillWorkerHeartbeat\x12\x17\n\x0fnum_free_blocks\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\"X\n\x0fPrefillCapacity\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x10\n\x08kv_dtype\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\"\xe4\x02\n\x1dPrefillServiceSessionResponse\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12-\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32\x19.baton.v1.PrefillCapacityH\x00\x12-\n\x0c\x63redit_grant\x18\x03 \x01(\x0b\x32\x15.baton.v1.CreditGrantH\x00\x12\x31\n\x0e\x63redit_reclaim\x18\x04 \x01(\x0b\x32\x17.baton.v1.CreditReclaimH\x00\x12%\n\x05token\x18\x05 \x01(\x0b\x32\x14.baton.v1.TokenEventH\x00\x12\'\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x16.baton.v1.PrefillEndedH\x00\x12\x35\n\theartbeat\x18\x07 \x01(\x0b\x32 .baton.v1.PrefillWorkerHeartbeatH\x00\x42\t\n\x07message2p\n\x0ePrefillService\x12^\n\x07Session\x12&.baton.v1.PrefillServiceSessionRequest\x1a\'.baton.v1.PrefillServiceSessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,17 +45,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLSERVICESESSIONREQUEST']._serialized_start=418
   _globals['_PREFILLSERVICESESSIONREQUEST']._serialized_end=685
   _globals['_CREDITGRANT']._serialized_start=687
-  _globals['_CREDITGRANT']._serialized_end=716
-  _globals['_CREDITRECLAIM']._serialized_start=718
-  _globals['_CREDITRECLAIM']._serialized_end=749
-  _globals['_PREFILLENDED']._serialized_start=752
-  _globals['_PREFILLENDED']._serialized_end=988
-  _globals['_PREFILLWORKERHEARTBEAT']._serialized_start=990
-  _globals['_PREFILLWORKERHEARTBEAT']._serialized_end=1081
-  _globals['_PREFILLCAPACITY']._serialized_start=1083
-  _globals['_PREFILLCAPACITY']._serialized_end=1194
-  _globals['_PREFILLSERVICESESSIONRESPONSE']._serialized_start=1197
-  _globals['_PREFILLSERVICESESSIONRESPONSE']._serialized_end=1553
-  _globals['_PREFILLSERVICE']._serialized_start=1555
-  _globals['_PREFILLSERVICE']._serialized_end=1667
+  _globals['_CREDITGRANT']._serialized_end=738
+  _globals['_CREDITRECLAIM']._serialized_start=740
+  _globals['_CREDITRECLAIM']._serialized_end=793
+  _globals['_PREFILLENDED']._serialized_start=796
+  _globals['_PREFILLENDED']._serialized_end=1032
+  _globals['_PREFILLWORKERHEARTBEAT']._serialized_start=1034
+  _globals['_PREFILLWORKERHEARTBEAT']._serialized_end=1125
+  _globals['_PREFILLCAPACITY']._serialized_start=1127
+  _globals['_PREFILLCAPACITY']._serialized_end=1215
+  _globals['_PREFILLSERVICESESSIONRESPONSE']._serialized_start=1218
+  _globals['_PREFILLSERVICESESSIONRESPONSE']._serialized_end=1574
+  _globals['_PREFILLSERVICE']._serialized_start=1576
+  _globals['_PREFILLSERVICE']._serialized_end=1688
 # @@protoc_insertion_point(module_scope)

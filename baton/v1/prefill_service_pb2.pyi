@@ -211,16 +211,20 @@ class CreditGrant(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
+    SHARE_TOKENS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
     """Tokens of prompt the router may send in addition to what it holds."""
+    share_tokens: _builtins.int
+    """Most credit this session can come to, in tokens; no prompt costs more."""
     def __init__(
         self,
         *,
         tokens: _builtins.int = ...,
+        share_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["share_tokens", b"share_tokens", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -233,16 +237,20 @@ class CreditReclaim(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
+    SHARE_TOKENS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
     """Tokens wanted."""
+    share_tokens: _builtins.int
+    """Most credit this session can come to from now on, in tokens."""
     def __init__(
         self,
         *,
         tokens: _builtins.int = ...,
+        share_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["share_tokens", b"share_tokens", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -347,7 +355,6 @@ class PrefillCapacity(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     KV_DTYPE_FIELD_NUMBER: _builtins.int
-    BUDGET_TOKENS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     """Blocks in all."""
@@ -355,8 +362,6 @@ class PrefillCapacity(_message.Message):
     """Tokens per block."""
     kv_dtype: _builtins.str
     """Element type of the KV cache."""
-    budget_tokens: _builtins.int
-    """Most credit this worker ever grants, in tokens."""
     pid: _builtins.int
     """Process id."""
     def __init__(
@@ -365,12 +370,11 @@ class PrefillCapacity(_message.Message):
         num_blocks: _builtins.int = ...,
         block_size: _builtins.int = ...,
         kv_dtype: _builtins.str = ...,
-        budget_tokens: _builtins.int = ...,
         pid: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "budget_tokens", b"budget_tokens", "kv_dtype", b"kv_dtype", "num_blocks", b"num_blocks", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "kv_dtype", b"kv_dtype", "num_blocks", b"num_blocks", "pid", b"pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

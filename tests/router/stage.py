@@ -82,14 +82,14 @@ class PlayedPrefill(PlayedWorker):
         self.budget = budget
 
     def open(self, session: MemorySession) -> None:
-        capacity = prefill_service_pb2.PrefillCapacity(
-            num_blocks=64, block_size=16, budget_tokens=self.budget
-        )
+        capacity = prefill_service_pb2.PrefillCapacity(num_blocks=64, block_size=16)
         session.send(PrefillUp(capacity=capacity))
         self.grant(self.budget)
 
-    def grant(self, tokens: int) -> None:
-        self.send(credit_grant=prefill_service_pb2.CreditGrant(tokens=tokens))
+    def grant(self, tokens: int, *, share: int | None = None) -> None:
+        self.send(
+            credit_grant=prefill_service_pb2.CreditGrant(tokens=tokens, share_tokens=share or self.budget)
+        )
 
     def first_token(self, command: Any, token_id: int, *, start: int = 0, end: bool = False) -> None:
         self.grant(command.cost_tokens)

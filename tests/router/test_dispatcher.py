@@ -254,3 +254,25 @@ async def test_close_cancels_the_timer() -> None:
         stage.dispatcher.close()
         assert timer is not None
         assert timer.cancelled()
+
+
+async def test_workers_that_failed_a_request_are_taken_only_if_no_other_can() -> None:
+    async with staged() as stage:
+        for number in range(2):
+            await stage.prefill(f"prefill-{number}")
+            await stage.decode(f"decode-{number}")
+        first = await assign(stage, 10, 10)
+        bad = frozenset({first.prefill.info.incarnation, first.decode.info.incarnation})
+        first.undo()
+        loop = asyncio.get_running_loop()
+        other = await stage.dispatcher.assign(
+            next(IDS), 10, 10, enqueued_at=loop.time(), is_new=True, avoid=bad
+        )
+        assert other.prefill is not first.prefill
+        assert other.decode is not first.decode
+        other.undo()
+        everybody = frozenset(link.info.incarnation for link in stage.fleet.links)
+        again = await stage.dispatcher.assign(
+            next(IDS), 10, 10, enqueued_at=loop.time(), is_new=True, avoid=everybody
+        )
+        again.undo()

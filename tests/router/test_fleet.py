@@ -143,9 +143,9 @@ async def test_what_another_router_is_granted_does_not_count_as_spent_here() -> 
         command = await worker.command("prefill")
         assert link(stage, "prefill-0").spent == 100
         # The worker gives half of the freed credit to another router.
-        worker.grant(50)
+        worker.grant(50, share=50)
         worker.send(token=worker.token(command.attempt_id, 0, 7))
         await until(lambda: link(stage, "prefill-0").spent == 0)
-        # A prompt longer than all there is now costs all there is, and fits.
+        # A prompt longer than this router's share costs the share, and fits.
         assert link(stage, "prefill-0").can_take(5000)
         assert link(stage, "prefill-0").cost(5000) == 50

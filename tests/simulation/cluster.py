@@ -1,0 +1,293 @@
+"""One simulated run: nodes, clients and faults on one loop, and the laws it must obey.
+
+Phases: faults for FAULT_PHASE_S, then everything is healed, then all must come to rest
+within LIVENESS_S, and answer new requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation import faults
+from tests.simulation.calls import Caller
+from tests.simulation.client import Client
+from tests.simulation.net import Connection, Network
+from tests.simulation.nodes import DecodeNode, Node, PrefillNode, RouterNode, Surroundings, WorkerNode
+from tests.simulation.plan import FAULT_PHASE_S, Plan, RequestPlan
+from tests.simulation.sometimes import Sometimes
+from tests.simulation.trace import Trace
+from tests.simulation.virtual_loop import Process, State, VirtualLoop
+from tests.simulation.witness import LeaseWitness
+
+LIVENESS_S = 20.0
+# What a request may end with. Anything else is a defect.
+OUTCOMES = frozenset(
+    {"finished", "cancelled", "DEADLINE_EXCEEDED", "UNAVAILABLE", "PEER_LOST", "KV_TRANSFER_FAILED", "OVERLOADED"}
+)
+# Tasks that exist for one request; none may outlive it.
+TRANSIENT = ("generation-", "transfer-", "kv-transfer-", "kv-answers-", "serve-kv", "serve-generate")
+
+
+class SimCluster:
+    """Everything of one run; also the tap on its network."""
+
+    def __init__(self, plan: Plan, loop: VirtualLoop) -> None:
+        self.plan = plan
+        self.now = loop.time
+        self.defects: list[str] = []
+        self.trace = Trace(loop.time)
+        self.sometimes = Sometimes()
+        rng = random.Random(f"{plan.seed}/latency")
+        self.net = Network(lambda source, target: rng.choice((0.0005, 0.003, 0.02)), str(plan.seed))
+        self.around = Surroundings(plan, self.net, self, self.sometimes.hit)
+        self.nodes: dict[str, Node] = {}
+        self.clients: list[Client] = []
+        self.past: list[Process] = []
+        self._loop = loop
+        self._lives: dict[str, int] = {}
+        self._witnesses: dict[str, LeaseWitness] = {}
+        self._people = Process("client")
+        self._failed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Runs all phases; what is wrong is in `defects` afterwards."""
+        for worker in self.plan.workers:
+            self._boot(worker.name)
+        for router in self.plan.routers:
+            self._boot(router)
+        for request in self.plan.requests:
+            self._send(request)
+        for fault in self.plan.faults:
+            self._loop.call_at(fault.at, self._begin, fault)
+            self._loop.call_at(min(fault.at + fault.lasts_s, FAULT_PHASE_S), self._end, fault)
+        if await self._passed(FAULT_PHASE_S + 0.001):
+            self._heal()
+            if await self._rests("after the faults"):
+                self._probe()
+                await self._rests("after the probes")
+                self._check_probes()
+        self._collect_failures()
+
+    def kill(self, name: str, *, silently: bool) -> None:
+        """A node's process dies, or the machine with it."""
+        process = self.nodes[name].process
+        if process.state is not State.DEAD:
+            process.kill()
+            self.net.kill(process, silently=silently)
+            self.past.append(process)
+
+    def restart(self, name: str) -> None:
+        """A dead node comes back at its address, as a new incarnation."""
+        if self.nodes[name].process.state is State.DEAD:
+            self.sometimes.hit("restarted at the same address")
+            self._boot(name)
+
+    def resume(self, name: str) -> None:
+        """A paused node goes on."""
+        process = self.nodes[name].process
+        if process.state is State.PAUSED:
+            process.resume(self._loop)
+
+    def read(self, connection: Connection, from_caller: bool, data: bytes, message: Any) -> None:
+        """Tap: a process read a message."""
+        caller, server = connection.names
+        reader, writer = (server, caller) if from_caller else (caller, server)
+        self.trace.message(reader, writer, connection.kind, data, message)
+        self._guard(self._account, connection, from_caller, message)
+
+    def answered(self, connection: Connection, message: Any) -> None:
+        """Tap: a server sent a message."""
+        if connection.kind == "kv" and message.WhichOneof("message") == "committed":
+            self._guard(self._witnesses[connection.names[1]].committed, connection)
+
+    def ledgers(self) -> dict[str, dict[str, int]]:
+        """What each node holds for requests."""
+        return {name: node.ledger() for name, node in self.nodes.items()}
+
+    def fail(self, defect: str) -> None:
+        """A law is broken; the run ends."""
+        self.defects.append(defect)
+        self.trace.note("", f"DEFECT {defect}")
+        self._failed.set()
+
+    def _account(self, connection: Connection, from_caller: bool, message: Any) -> None:
+        self.sometimes.read(connection, from_caller, message)
+        name = connection.names[1]
+        if from_caller and connection.kind == "decode":
+            self._witnesses[name].command(message)
+        elif from_caller and connection.kind == "kv":
+            self._witnesses[name].write(connection, message)
+        node = self.nodes.get(name)
+        if isinstance(node, WorkerNode):
+            node.check_blocks()
+
+    def _guard(self, check: Callable[..., None], *args: Any) -> None:
+        try:
+            check(*args)
+        except AssertionError as error:
+            self.fail(str(error))
+
+    def _boot(self, name: str) -> None:
+        life = self._lives[name] = self._lives.get(name, -1) + 1
+        node = self.nodes[name] = self._node(name, life)
+        if isinstance(node, DecodeNode):
+            ttl_s = self.plan.lease_ttl_s
+            self._witnesses[name] = LeaseWitness(name, node.incarnation, ttl_s, self.now)
+        self.trace.note(name, f"life {life} begins")
+
+    def _node(self, name: str, life: int) -> Node:
+        for worker in self.plan.workers:
+            if worker.name == name:
+                kind = PrefillNode if worker.role == "prefill" else DecodeNode
+                return kind(worker, life, self.around)
+        return RouterNode(name, life, self.around)
+
+    def _send(self, request: RequestPlan) -> None:
+        caller = Caller(self.net, self._people, self)
+        client = Client(request, caller, lambda what: self._ended(request, what))
+        self.clients.append(client)
+        self._people.spawn(self._follow(client), f"client-{request.request_id}")
+
+    async def _follow(self, client: Client) -> None:
+        try:
+            await client.run()
+        except AssertionError as error:
+            self.fail(str(error))
+
+    def _ended(self, request: RequestPlan, what: str) -> None:
+        self.trace.note("client", what)
+        outcome = what.split()[1]
+        if outcome not in OUTCOMES:
+            self.fail(f"a request ended badly: {what}")
+        points = {
+            "cancelled": "client cancelled",
+            "DEADLINE_EXCEEDED": "deadline passed",
+            "OVERLOADED": "queue overflow",
+        }
+        if outcome in points:
+            self.sometimes.hit(points[outcome])
+        if outcome == "UNAVAILABLE" and request.patience_s:
+            self.sometimes.hit("a slow reader was cut off")
+        if outcome == "finished" and self.sometimes.resumed(request.request_id) >= 2:
+            self.sometimes.hit("resumed twice, then finished")
+
+    def _begin(self, fault: faults.Fault) -> None:
+        self.trace.note(">".join(fault.target), f"{fault.kind} begins")
+        faults.begin(fault, self)
+
+    def _end(self, fault: faults.Fault) -> None:
+        self.trace.note(">".join(fault.target), f"{fault.kind} ends")
+        faults.end(fault, self)
+
+    def _heal(self) -> None:
+        self.trace.note("", "everything is healed")
+        self.net.heal()
+        self.around.registry.heal()
+        self.around.frame_faults.share.clear()
+        for name, node in list(self.nodes.items()):
+            node.slowness = 1.0
+            self.resume(name)
+            self.restart(name)
+
+    async def _passed(self, at: float) -> bool:
+        """Waits until then; False as soon as a law is broken."""
+        try:
+            async with asyncio.timeout_at(at):
+                await self._failed.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    async def _rests(self, when: str) -> bool:
+        deadline = self.now() + LIVENESS_S
+        while (unrest := self._unrest()) and self.now() < deadline:
+            if not await self._passed(self.now() + 0.25):
+                return False
+        if unrest:
+            self.fail(f"not at rest {LIVENESS_S:g} s {when}: {unrest}")
+        return not unrest
+
+    def _unrest(self) -> str:
+        """What is not as it was before the first request; empty when all is."""
+        pending = [client.plan.request_id for client in self.clients if not client.outcome]
+        if pending:
+            return f"requests without an outcome: {' '.join(pending)}"
+        held = {name: {k: v for k, v in ledger.items() if v} for name, ledger in self.ledgers().items()}
+        if any(held.values()):
+            return f"held: { {name: counts for name, counts in held.items() if counts} }"
+        return self._tasks_left() or self._links_missing() or self._credit_astray()
+
+    def _tasks_left(self) -> str:
+        names = [name for node in self.nodes.values() for name in node.process.living()]
+        left = [name for name in names if name.startswith(TRANSIENT)]
+        return f"tasks: {' '.join(left)}" if left else ""
+
+    def _links_missing(self) -> str:
+        for router in self._routers():
+            ready = {link.info.incarnation for link in router.fleet.links if link.is_ready}
+            for node in self.nodes.values():
+                if isinstance(node, WorkerNode) and node.incarnation not in ready:
+                    return f"{router.name} has no session with {node.name}"
+        return ""
+
+    def _credit_astray(self) -> str:
+        for node in self.nodes.values():
+            if not isinstance(node, PrefillNode):
+                continue
+            credits = node.worker._credits
+            known = sum(
+                link.credit
+                for router in self._routers()
+                for link in router.fleet.prefill_links()
+                if link.info.incarnation == node.incarnation
+            )
+            if credits.num_free + known != credits.budget:
+                return f"{node.name}: {credits.num_free} free, routers know of {known} of {credits.budget}"
+        return ""
+
+    def _routers(self) -> list[RouterNode]:
+        return [node for node in self.nodes.values() if isinstance(node, RouterNode)]
+
+    def _probe(self) -> None:
+        rng = random.Random(f"{self.plan.seed}/probes")
+        for index in range(2 * len(self.plan.routers)):
+            self._send(
+                RequestPlan(
+                    request_id=f"probe{index}",
+                    at=self.now() + 0.1 * index,
+                    router=self.plan.routers[index % len(self.plan.routers)],
+                    prompt=tuple(rng.randrange(2, 90) for _ in range(rng.randint(1, 30))),
+                    max_tokens=rng.randint(2, 6),
+                    seed=index,
+                    stop_token_ids=(),
+                    deadline_s=None,
+                    cancel_after_s=None,
+                    patience_s=0.0,
+                )
+            )
+
+    def _check_probes(self) -> None:
+        for client in self.clients:
+            if client.plan.request_id.startswith("probe") and client.outcome not in ("", "finished"):
+                self.fail(f"with everything healed, {client.plan.request_id} ended {client.outcome}")
+
+    def _collect_failures(self) -> None:
+        processes = [node.process for node in self.nodes.values()] + self.past + [self._people]
+        for failure in [failure for process in processes for failure in process.failures]:
+            self.fail(failure)
+        for error in self._loop.errors:
+            self.fail(error)
+
+    async def dissolve(self) -> None:
+        """Ends every task, also those of the dead, so that nothing runs after the run."""
+        self.net.close()
+        for process in [*(node.process for node in self.nodes.values()), *self.past, self._people]:
+            process.resume(self._loop)
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=600)

@@ -1,0 +1,205 @@
+"""What a seed means: the cluster, its requests, and the faults it will meet.
+
+Owns every draw that is made before the simulation begins. Each part has its own random
+source, so that leaving a fault out changes nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from tests.simulation.tattletale import VOCAB
+
+FAULT_PHASE_S = 40.0
+LINK_KINDS = ("delay", "reset", "silence", "clog", "partition", "frames")
+NODE_KINDS = ("crash", "gone", "pause", "slow")
+REGISTRY_KINDS = ("registry_down", "registry_stale", "registry_emptied")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """One worker: its cache, and how fast it is."""
+
+    name: str
+    role: str
+    num_blocks: int
+    block_size: int
+    layout: str
+    dtype: str
+    step_s: float
+    credit_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPlan:
+    """One request. Times in virtual seconds; patience_s: pause of a slow reader between two reads."""
+
+    request_id: str
+    at: float
+    router: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    stop_token_ids: tuple[int, ...]
+    deadline_s: float | None
+    cancel_after_s: float | None
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault. target: a node, or two nodes of a link; amount: how much of it."""
+
+    at: float
+    kind: str
+    target: tuple[str, ...]
+    lasts_s: float
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.at:7.3f} s  {self.kind} {'>'.join(self.target)} for {self.lasts_s:.3f} s ({self.amount:.3g})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything a seed stands for."""
+
+    seed: int
+    routers: tuple[str, ...]
+    workers: tuple[WorkerPlan, ...]
+    lease_ttl_s: float
+    stall_timeout_s: float
+    max_frame_bytes: int
+    max_queue: int
+    max_attempts: int
+    requests: tuple[RequestPlan, ...]
+    faults: tuple[Fault, ...]
+
+    def without(self, index: int) -> Plan:
+        """The same plan with one fault left out."""
+        return replace(self, faults=self.faults[:index] + self.faults[index + 1 :])
+
+
+def draw(seed: int, num_requests: int | None = None) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(f"{seed}/cluster")
+    routers = tuple(f"router-{index}" for index in range(rng.choice((1, 1, 2))))
+    workers = tuple(
+        _worker(role, index, rng)
+        for role in ("prefill", "decode")
+        for index in range(rng.choice((1, 2, 2, 3)))
+    )
+    lease_ttl_s = rng.choice((2.5, 4.0, 5.0))
+    return Plan(
+        seed=seed,
+        routers=routers,
+        workers=workers,
+        lease_ttl_s=lease_ttl_s,
+        stall_timeout_s=rng.choice((1.5, 3.0)),
+        max_frame_bytes=rng.choice((300, 1000, 4000)),
+        max_queue=rng.choice((4, 64, 64)),
+        max_attempts=rng.choice((3, 6)),
+        requests=_requests(seed, routers, num_requests),
+        faults=_faults(seed, routers, workers, lease_ttl_s),
+    )
+
+
+def _worker(role: str, index: int, rng: random.Random) -> WorkerPlan:
+    block_size = rng.choice((2, 3, 4, 8))
+    # Room for 2 to 6 of the largest requests.
+    num_tokens = rng.choice((120, 200, 360))
+    return WorkerPlan(
+        name=f"{role}-{index}",
+        role=role,
+        num_blocks=-(-num_tokens // block_size),
+        block_size=block_size,
+        layout=rng.choice(("HND", "NHD")),
+        dtype=rng.choice(DTYPES),
+        step_s=rng.choice((0.02, 0.05, 0.12)),
+        credit_tokens=rng.choice((60, 120, 400)),
+    )
+
+
+def _requests(seed: int, routers: tuple[str, ...], num_requests: int | None) -> tuple[RequestPlan, ...]:
+    rng = random.Random(f"{seed}/requests")
+    count = num_requests or rng.randint(50, 70)
+    is_bursty = rng.random() < 0.3
+    share_cancelled, share_slow = rng.choice((0.0, 0.15, 0.3)), rng.choice((0.0, 0.0, 0.1))
+    share_deadline = rng.choice((0.0, 0.1, 0.3))
+    return tuple(
+        _request(index, routers, rng, is_bursty, share_cancelled, share_slow, share_deadline)
+        for index in range(count)
+    )
+
+
+def _request(
+    index: int,
+    routers: tuple[str, ...],
+    rng: random.Random,
+    is_bursty: bool,
+    share_cancelled: float,
+    share_slow: float,
+    share_deadline: float,
+) -> RequestPlan:
+    num_prompt = rng.choice((rng.randint(1, 8), rng.randint(4, 40)))
+    at = rng.uniform(1.0, FAULT_PHASE_S - 1)
+    if is_bursty:
+        at = 1 + at // 8 * 8 + rng.uniform(0, 0.5)
+    return RequestPlan(
+        request_id=f"r{index}",
+        at=at,
+        router=rng.choice(routers),
+        prompt=tuple(rng.randrange(2, VOCAB) for _ in range(num_prompt)),
+        max_tokens=rng.choice((1, rng.randint(2, 6), rng.randint(6, 22))),
+        seed=rng.getrandbits(64),
+        stop_token_ids=(rng.randrange(2, VOCAB),) if rng.random() < 0.3 else (),
+        deadline_s=rng.uniform(0.05, 4.0) if rng.random() < share_deadline else None,
+        cancel_after_s=rng.expovariate(1 / 0.8) if rng.random() < share_cancelled else None,
+        patience_s=rng.uniform(0.1, 1.0) if rng.random() < share_slow else 0.0,
+    )
+
+
+def _faults(
+    seed: int, routers: tuple[str, ...], workers: tuple[WorkerPlan, ...], lease_ttl_s: float
+) -> tuple[Fault, ...]:
+    """At least three; a swarm draws which kinds happen at all."""
+    rng = random.Random(f"{seed}/faults")
+    kinds = [kind for kind in (*LINK_KINDS, *NODE_KINDS, *REGISTRY_KINDS) if rng.random() < 0.5]
+    kinds = kinds or ["crash"]
+    names = [worker.name for worker in workers]
+    faults = [_fault(rng.choice(kinds), routers, names, lease_ttl_s, rng) for _ in range(rng.randint(3, 14))]
+    # Something must die in every seed, or nothing would ever be resumed.
+    faults.append(_fault(rng.choice(("crash", "reset")), (), names, lease_ttl_s, rng))
+    return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+def _fault(
+    kind: str, routers: tuple[str, ...], workers: list[str], lease_ttl_s: float, rng: random.Random
+) -> Fault:
+    at, lasts_s, amount = rng.uniform(2.0, FAULT_PHASE_S - 4), rng.uniform(0.2, 5.0), 0.0
+    if kind in LINK_KINDS:
+        target = _link(kind, routers, workers, rng)
+        amount = rng.uniform(0.05, 0.8) if kind == "delay" else rng.uniform(0.05, 0.5)
+    elif kind in NODE_KINDS:
+        # A router's death ends its clients' requests, so it is rarer.
+        target = (rng.choice([*workers, *workers, *routers]),)
+        amount = rng.uniform(2, 10)
+        if kind == "pause":
+            lasts_s = rng.uniform(0.5, 3.0) * lease_ttl_s
+    else:
+        target = ()
+    return Fault(at=at, kind=kind, target=target, lasts_s=lasts_s, amount=amount)
+
+
+def _link(kind: str, routers: tuple[str, ...], workers: list[str], rng: random.Random) -> tuple[str, ...]:
+    prefills = [name for name in workers if name.startswith("prefill")]
+    decodes = [name for name in workers if name.startswith("decode")]
+    if kind == "frames" or not routers or rng.random() < 0.4:
+        pair = [rng.choice(prefills), rng.choice(decodes)]
+    else:
+        pair = [rng.choice(routers), rng.choice([*workers, "client"])]
+    if kind != "frames" and rng.random() < 0.5:
+        pair.reverse()
+    return tuple(pair)

@@ -1,0 +1,163 @@
+"""What must happen now and then, or the simulation tests less than it claims.
+
+Counts events that are rare and matter. Reads messages only; it never looks into a process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from baton.v1 import common_pb2
+from tests.simulation.net import Connection
+
+POINTS = (
+    "late write refused",
+    "write to another incarnation refused",
+    "damaged frames resent, then committed",
+    "transfer given up as corrupt",
+    "resumed before the first token",
+    "resumed during transfer",
+    "resumed in mid-decode",
+    "resumed twice, then finished",
+    "cancel came before the commit",
+    "cancel came after the commit",
+    "commit came after the cancel",
+    "AbortIfUncommitted answered Committed",
+    "AbortIfUncommitted answered Gone",
+    "first token heard from the decode worker first",
+    "lease expired",
+    "reservation refused, later granted",
+    "reservation refused by a tombstone",
+    "queue overflow",
+    "credit reclaimed",
+    "restarted at the same address",
+    "a silent session was given up",
+    "a stale announcement led to another incarnation",
+    "a pause outlived the lease",
+    "a slow reader was cut off",
+    "deadline passed",
+    "client cancelled",
+    "first token was the last",
+)
+
+
+class Sometimes:
+    """Counts of POINTS over one run."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._attempts: dict[str, list[bytes]] = {}
+        self._request_of: dict[bytes, str] = {}
+        self._first_tokens: dict[bytes, str] = {}
+        self._refused: dict[str, None] = {}
+        self._aborted: dict[bytes, None] = {}
+        self._committed: dict[bytes, None] = {}
+        self._released: dict[bytes, None] = {}
+        self._resent: dict[int, None] = {}
+
+    def hit(self, point: str) -> None:
+        """A point was reached."""
+        assert point in POINTS, point
+        self.counts[point] += 1
+
+    def read(self, connection: Connection, from_caller: bool, message: Any) -> None:
+        """A process read a message."""
+        match connection.kind, from_caller:
+            case "decode", True:
+                self._command(message)
+            case "decode", False:
+                self._decode_event(message)
+            case "prefill", False:
+                self._prefill_event(message)
+            case "kv", _ if not isinstance(message, memoryview):
+                self._kv(connection, message)
+
+    def resumed(self, request_id: str) -> int:
+        """How many further attempts a request had."""
+        return len(self._attempts.get(request_id, ())) - 1
+
+    @property
+    def num_resumes(self) -> int:
+        """Further attempts of all requests."""
+        return sum(len(attempts) - 1 for attempts in self._attempts.values())
+
+    def _command(self, message: Any) -> None:
+        match message.WhichOneof("message"):
+            case "reserve":
+                self._reserve(message.reserve)
+            case "release":
+                attempt_id = message.release.attempt_id
+                if attempt_id in self._committed:
+                    self.hit("cancel came after the commit")
+                elif attempt_id in self._first_tokens:
+                    self.hit("cancel came before the commit")
+                self._released[attempt_id] = None
+            case "abort_if_uncommitted":
+                self._aborted[message.abort_if_uncommitted.attempt_id] = None
+
+    def _reserve(self, command: Any) -> None:
+        sequence = command.sequence
+        attempts = self._attempts.setdefault(sequence.request_id, [])
+        self._request_of[command.attempt_id] = sequence.request_id
+        if attempts and sequence.request_id not in self._refused:
+            num_output = len(sequence.token_ids) - sequence.num_prompt_tokens
+            stage = {0: "before the first token", 1: "during transfer"}.get(num_output, "in mid-decode")
+            self.hit(f"resumed {stage}")
+        attempts.append(command.attempt_id)
+
+    def _decode_event(self, message: Any) -> None:
+        match message.WhichOneof("message"):
+            case "reserve_result":
+                self._reserved(message.reserve_result)
+            case "lease_outcome":
+                self._outcome(message.lease_outcome)
+            case "step":
+                for token in message.step.tokens:
+                    if self._first_tokens.setdefault(token.attempt_id, "decode") == "decode":
+                        self._first_tokens[token.attempt_id] = "counted"
+                        self.hit("first token heard from the decode worker first")
+
+    def _reserved(self, result: Any) -> None:
+        request = self._request_of.get(result.attempt_id, "")
+        if result.HasField("lease"):
+            if self._refused.pop(request, 0) is None:
+                self.hit("reservation refused, later granted")
+            return
+        if result.refusal.failure.code == "CANCELLED":
+            self.hit("reservation refused by a tombstone")
+        elif result.refusal.failure.code == "OVERLOADED":
+            self._refused[request] = None
+
+    def _outcome(self, outcome: Any) -> None:
+        is_committed = outcome.HasField("committed")
+        if is_committed:
+            self._committed[outcome.attempt_id] = None
+        if outcome.attempt_id in self._aborted:
+            self.hit(f"AbortIfUncommitted answered {'Committed' if is_committed else 'Gone'}")
+        elif outcome.gone == common_pb2.GONE_REASON_EXPIRED:
+            self.hit("lease expired")
+
+    def _prefill_event(self, message: Any) -> None:
+        match message.WhichOneof("message"):
+            case "token":
+                self._first_tokens.setdefault(message.token.attempt_id, "prefill")
+            case "ended" if message.ended.HasField("finished"):
+                self.hit("first token was the last")
+            case "credit_reclaim":
+                self.hit("credit reclaimed")
+
+    def _kv(self, connection: Connection, message: Any) -> None:
+        match message.WhichOneof("message"):
+            case "commit" if message.commit.first_token.attempt_id in self._released:
+                self.hit("commit came after the cancel")
+            case "resend":
+                self._resent[connection.number] = None
+            case "committed" if connection.number in self._resent:
+                self.hit("damaged frames resent, then committed")
+            case "gone" if message.gone == common_pb2.GONE_REASON_CORRUPT:
+                self.hit("transfer given up as corrupt")
+            case "gone" if message.gone == common_pb2.GONE_REASON_FENCED:
+                self.hit("write to another incarnation refused")
+            case "gone":
+                self.hit("late write refused")

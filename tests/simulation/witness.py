@@ -1,0 +1,77 @@
+"""An independent account of every lease, kept from messages alone: no write may be accepted late.
+
+Knows the rules of docs/request-lifecycle.md and nothing of the code that follows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from baton.v1 import kv_transfer_service_pb2
+from tests.simulation.net import Connection
+
+
+@dataclass(slots=True)
+class _Account:
+    renewed_at: float
+    ended: str = ""
+    is_committed: bool = False
+
+
+class LeaseWitness:
+    """What one life of a decode worker was told, and what it may therefore answer.
+
+    now: the virtual clock. ttl_s: life of a lease that nobody renews.
+    """
+
+    def __init__(self, name: str, incarnation: int, ttl_s: float, now: Callable[[], float]) -> None:
+        self._name = name
+        self._incarnation = incarnation
+        self._ttl_s = ttl_s
+        self._now = now
+        self._accounts: dict[bytes, _Account] = {}
+        self._tickets: dict[int, kv_transfer_service_pb2.OpenWrite] = {}
+
+    def command(self, message: Any) -> None:
+        """The worker read a router's command."""
+        match message.WhichOneof("message"):
+            case "reserve":
+                self._accounts.setdefault(message.reserve.attempt_id, _Account(self._now()))
+            case "release":
+                self._end(message.release.attempt_id, "released")
+            case "abort_if_uncommitted":
+                self._end(message.abort_if_uncommitted.attempt_id, "aborted")
+            case "heartbeat":
+                for attempt_id in message.heartbeat.attempt_ids:
+                    self._renew(attempt_id)
+
+    def write(self, connection: Connection, message: Any) -> None:
+        """The worker read a message of a KV stream."""
+        if not isinstance(message, memoryview) and message.WhichOneof("message") == "open":
+            self._tickets[connection.number] = message.open
+
+    def committed(self, connection: Connection) -> None:
+        """The worker answered Committed on a KV stream; raises AssertionError if it must not."""
+        ticket = self._tickets[connection.number]
+        account = self._accounts.get(ticket.attempt_id)
+        attempt = f"{self._name}: attempt {ticket.attempt_id.hex()[:6]}"
+        assert ticket.incarnation == self._incarnation, f"{attempt} committed for another incarnation"
+        assert account is not None, f"{attempt} committed without a reservation"
+        if account.is_committed:
+            return
+        assert not account.ended, f"{attempt} committed after it was {account.ended}"
+        age_s = self._now() - account.renewed_at
+        assert age_s <= self._ttl_s + 1e-6, f"{attempt} committed {age_s:.3f} s after its last renewal"
+        account.is_committed = True
+
+    def _end(self, attempt_id: bytes, how: str) -> None:
+        account = self._accounts.setdefault(attempt_id, _Account(self._now()))
+        account.ended = account.ended or how
+
+    def _renew(self, attempt_id: bytes) -> None:
+        account = self._accounts.get(attempt_id)
+        # What has expired cannot be revived.
+        if account is not None and self._now() < account.renewed_at + self._ttl_s:
+            account.renewed_at = self._now()
