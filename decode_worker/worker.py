@@ -10,7 +10,7 @@ import asyncio
 import random
 from functools import partial
 
-from baton.errors import BatonError, DeadlineExceeded, InternalError, PeerLost, to_failure
+from baton.errors import BatonError, DeadlineExceeded, InternalError, PeerLost, Unavailable, to_failure
 from baton.identity import Identity
 from baton.limits import Limits, blocks_needed
 from baton.logs import get_logger
@@ -88,6 +88,8 @@ class DecodeWorker:
         incoming = aiter(session)
         opening = await first_message(incoming, session.peer)
         self._identity.check(opening.hello)
+        if self._steps.is_wedged:
+            raise Unavailable("the device makes no progress; this worker takes no sessions until it does")
         session.send(DecodeServiceSessionResponse(hello=self._identity.hello()))
         session.send(DecodeServiceSessionResponse(capacity=self._capacity()))
         log.info("router joined", router=opening.hello.name)
@@ -288,6 +290,7 @@ class DecodeWorker:
                 num_free_blocks=self._engine.pool.num_free,
                 num_running=self._engine.scheduler.num_running,
                 num_leases=self._leases.num_uncommitted,
+                is_wedged=self._steps.is_wedged,
             )
         )
 

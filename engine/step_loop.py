@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from engine.scheduler import Event, Scheduler
 from engine.step_runner import StepRunner
+from engine.step_watch import StepWatch
 
 
 class StepLoop:
@@ -27,6 +28,7 @@ class StepLoop:
         self._runner = runner
         self._handle = handle
         self._work = asyncio.Event()
+        self._watch = StepWatch()
 
     def wake(self) -> None:
         """Says that the scheduler may have work."""
@@ -40,4 +42,15 @@ class StepLoop:
                 self._work.clear()
                 await self._work.wait()
                 continue
-            self._handle(self._scheduler.apply(await self._runner.execute(batch)))
+            self._watch.begin(self._now())
+            output = await self._runner.execute(batch)
+            self._watch.end(self._now())
+            self._handle(self._scheduler.apply(output))
+
+    @property
+    def is_wedged(self) -> bool:
+        """Whether the step in flight has taken far longer than steps do; see engine/step_watch.py."""
+        return self._watch.is_wedged(self._now())
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -15,9 +15,5 @@ if TYPE_CHECKING:
 class StepRunner(Protocol):
     """Runs steps, one at a time."""
 
-    @property
-    def last_progress(self) -> float:
-        """time.monotonic(), in seconds, at which a step last began or ended; tells a wedged device."""
-
     async def execute(self, batch: ForwardBatch) -> StepOutput:
         """Runs one step; whatever it raises reaches the caller."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
@@ -36,7 +35,6 @@ class EngineThread:
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._runner: Runner | None = None
         self._closed = False
-        self._last_progress = time.monotonic()
         self._thread.start()
 
     @classmethod
@@ -55,11 +53,6 @@ class EngineThread:
         """What the factory made. Its methods may be called on the engine thread only."""
         assert self._runner is not None, "start() returns after the factory has"
         return self._runner
-
-    @property
-    def last_progress(self) -> float:
-        """time.monotonic() at which a call last began or ended on the thread."""
-        return self._last_progress
 
     async def execute(self, batch: ForwardBatch) -> StepOutput:
         """Runs one step; whatever it raises reaches the caller."""
@@ -92,9 +85,7 @@ class EngineThread:
             future, function = item
             # False if the caller gave up before the function began.
             if future.set_running_or_notify_cancel():
-                self._last_progress = time.monotonic()
                 _fulfil(future, function)
-                self._last_progress = time.monotonic()
 
 
 def _fulfil(future: Future[Any], function: Callable[[], Any]) -> None:

@@ -18,6 +18,7 @@ from baton.errors import (
     InternalError,
     KvTransferFailed,
     PeerLost,
+    Unavailable,
     to_failure,
 )
 from baton.identity import Identity
@@ -90,6 +91,8 @@ class PrefillWorker:
         incoming = aiter(session)
         opening = await first_message(incoming, session.peer)
         self._identity.check(opening.hello)
+        if self._steps.is_wedged:
+            raise Unavailable("the device makes no progress; this worker takes no sessions until it does")
         session.send(PrefillServiceSessionResponse(hello=self._identity.hello()))
         session.send(PrefillServiceSessionResponse(capacity=self._capacity()))
         session_id = next(self._session_ids)
@@ -347,6 +350,7 @@ class PrefillWorker:
                 num_free_blocks=self._engine.pool.num_free,
                 num_running=self._engine.scheduler.num_running,
                 num_waiting=self._engine.scheduler.num_waiting,
+                is_wedged=self._steps.is_wedged,
             )
         )
 

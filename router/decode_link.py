@@ -125,6 +125,7 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
                 self._inboxes.pop(message.failed.attempt_id, None)
             case "heartbeat":
                 self._load = message.heartbeat
+                self._check_progress(message.heartbeat.is_wedged)
                 self._report(message.heartbeat.num_free_blocks)
             case other:
                 raise PeerLost(f"{self.name} sent {other or 'an unknown message'} in mid-session")

@@ -125,6 +125,11 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
             raise IncompatiblePeer(f"{self.name} is registered in another role than it has", field="role")
         self._identity.check(hello)
 
+    def _check_progress(self, is_wedged: bool) -> None:
+        """A worker whose device is stuck is as good as dead, and stays so until it takes sessions again."""
+        if is_wedged:
+            raise PeerLost(f"{self.name} is wedged: its step makes no progress")
+
     def _lose(self) -> None:
         self._session = None
         if self.state != "refused":

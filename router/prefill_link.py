@@ -112,6 +112,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
                 self._return_credit(message.credit_reclaim.tokens)
             case "heartbeat":
                 self._load = message.heartbeat
+                self._check_progress(message.heartbeat.is_wedged)
             case other:
                 raise PeerLost(f"{self.name} sent {other or 'an unknown message'} in mid-session")
 

@@ -246,8 +246,6 @@ class HashRunner:
     A block that is lost, stale or swapped changes the very next token.
     """
 
-    last_progress = 0.0
-
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
         self.shape = (cache.shape.num_layers, 2, cache.shape.num_kv_heads, cache.shape.head_dim)

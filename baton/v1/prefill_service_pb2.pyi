@@ -325,22 +325,26 @@ class PrefillWorkerHeartbeat(_message.Message):
     NUM_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
+    IS_WEDGED_FIELD_NUMBER: _builtins.int
     num_free_blocks: _builtins.int
     """Blocks that can be reserved now."""
     num_running: _builtins.int
     """Prompts in the batch."""
     num_waiting: _builtins.int
     """Prompts waiting inside the worker."""
+    is_wedged: _builtins.bool
+    """The step in flight has taken far longer than steps do: the device is stuck."""
     def __init__(
         self,
         *,
         num_free_blocks: _builtins.int = ...,
         num_running: _builtins.int = ...,
         num_waiting: _builtins.int = ...,
+        is_wedged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_free_blocks", b"num_free_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_wedged", b"is_wedged", "num_free_blocks", b"num_free_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,8 +32,6 @@ class CountingScheduler(Scheduler):
 class SteppedRunner:
     """Runs a step when a test allows it."""
 
-    last_progress = 0.0
-
     def __init__(self) -> None:
         self.started: asyncio.Queue[ForwardBatch] = asyncio.Queue()
         self.results: asyncio.Queue[int | Exception] = asyncio.Queue()

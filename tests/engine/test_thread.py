@@ -35,7 +35,6 @@ class FakeRunner:
 
 async def test_model_and_steps_share_one_thread_that_is_not_the_loops() -> None:
     engine = await EngineThread.start(FakeRunner)
-    started = engine.last_progress
 
     output = await engine.execute(_dummy_batch(4))
 
@@ -44,7 +43,6 @@ async def test_model_and_steps_share_one_thread_that_is_not_the_loops() -> None:
     assert output.token_ids.tolist() == [5]
     assert runner.ran_on == [runner.made_on]
     assert runner.made_on != threading.get_ident()
-    assert engine.last_progress > started
     await engine.close()
 
 

@@ -149,3 +149,14 @@ async def test_what_another_router_is_granted_does_not_count_as_spent_here() -> 
         # A prompt longer than this router's share costs the share, and fits.
         assert link(stage, "prefill-0").can_take(5000)
         assert link(stage, "prefill-0").cost(5000) == 50
+
+
+async def test_a_worker_whose_step_is_stuck_is_lost_although_it_is_alive() -> None:
+    async with staged() as stage:
+        worker = await stage.decode("decode-0")
+        before = link(stage, "decode-0")
+        worker.send(heartbeat={"num_free_blocks": 64, "is_wedged": True})
+        await until(lambda: before.state == "lost")
+        assert "wedged" in before.reason
+        # It still announces itself, so it is dialled again.
+        await until(lambda: any(link.is_ready for link in stage.fleet.links))

@@ -76,6 +76,10 @@ class ClientCall:
         """What this client takes before it has read it."""
         self._end.into.window_bytes = num_bytes
 
+    def limit_sending(self, num_bytes: int) -> None:
+        """What the server takes before it has read it."""
+        self._end.out.window_bytes = num_bytes
+
     def cancel(self) -> None:
         """Hangs up."""
         self._is_cancelled = True

@@ -25,7 +25,15 @@ from tests.simulation.witness import LeaseWitness
 LIVENESS_S = 20.0
 # What a request may end with. Anything else is a defect.
 OUTCOMES = frozenset(
-    {"finished", "cancelled", "DEADLINE_EXCEEDED", "UNAVAILABLE", "PEER_LOST", "KV_TRANSFER_FAILED", "OVERLOADED"}
+    {
+        "finished",
+        "cancelled",
+        "DEADLINE_EXCEEDED",
+        "UNAVAILABLE",
+        "PEER_LOST",
+        "KV_TRANSFER_FAILED",
+        "OVERLOADED",
+    }
 )
 # Tasks that exist for one request; none may outlive it.
 TRANSIENT = ("generation-", "transfer-", "kv-transfer-", "kv-answers-", "serve-kv", "serve-generate")
@@ -41,7 +49,7 @@ class SimCluster:
         self.trace = Trace(loop.time)
         self.sometimes = Sometimes()
         rng = random.Random(f"{plan.seed}/latency")
-        self.net = Network(lambda source, target: rng.choice((0.0005, 0.003, 0.02)), str(plan.seed))
+        self.net = Network(lambda source, target: rng.choice((0.0005, 0.01, 0.05)), str(plan.seed))
         self.around = Surroundings(plan, self.net, self, self.sometimes.hit)
         self.nodes: dict[str, Node] = {}
         self.clients: list[Client] = []

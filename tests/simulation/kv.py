@@ -65,7 +65,8 @@ class SimKvWriter(GrpcKvWriter):
 class SimKvTransport:
     """A KvTransport of one process."""
 
-    def __init__(self, caller: Caller, faults: FrameFaults) -> None:
+    def __init__(self, caller: Caller, faults: FrameFaults, window_bytes: int) -> None:
+        self._window_bytes = window_bytes
         self._caller = caller
         self._faults = faults
 
@@ -84,6 +85,7 @@ class SimKvTransport:
     async def open(self, ticket: Ticket, target: TransferTarget) -> AsyncIterator[SimKvWriter]:
         """Opens a write."""
         call = self._caller.open("kv", _node(target), WriteResponse.FromString)
+        call.limit_sending(self._window_bytes)
         writer = SimKvWriter(call, ticket, target, self._faults)
         try:
             await writer.begin(ticket)

@@ -161,7 +161,8 @@ class PrefillNode(WorkerNode):
 
     def __init__(self, plan: WorkerPlan, life: int, around: Surroundings) -> None:
         super().__init__(plan, life, around)
-        transport = SimKvTransport(Caller(around.net, self.process, around.tap), around.frame_faults)
+        caller = Caller(around.net, self.process, around.tap)
+        transport = SimKvTransport(caller, around.frame_faults, around.plan.kv_window_bytes)
         sender = SenderConfig(
             max_frame_bytes=around.plan.max_frame_bytes, stall_timeout_s=around.plan.stall_timeout_s
         )

@@ -72,6 +72,7 @@ class Plan:
     lease_ttl_s: float
     stall_timeout_s: float
     max_frame_bytes: int
+    kv_window_bytes: int
     max_queue: int
     max_attempts: int
     requests: tuple[RequestPlan, ...]
@@ -99,6 +100,7 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
         lease_ttl_s=lease_ttl_s,
         stall_timeout_s=rng.choice((1.5, 3.0)),
         max_frame_bytes=rng.choice((300, 1000, 4000)),
+        kv_window_bytes=rng.choice((300, 1000, 64_000)),
         max_queue=rng.choice((4, 64, 64)),
         max_attempts=rng.choice((3, 6)),
         requests=_requests(seed, routers, num_requests),
@@ -108,8 +110,8 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
 
 def _worker(role: str, index: int, rng: random.Random) -> WorkerPlan:
     block_size = rng.choice((2, 3, 4, 8))
-    # Room for 2 to 6 of the largest requests.
-    num_tokens = rng.choice((120, 200, 360))
+    # Room for one to four of the largest requests.
+    num_tokens = rng.choice((66, 120, 240))
     return WorkerPlan(
         name=f"{role}-{index}",
         role=role,
@@ -117,7 +119,7 @@ def _worker(role: str, index: int, rng: random.Random) -> WorkerPlan:
         block_size=block_size,
         layout=rng.choice(("HND", "NHD")),
         dtype=rng.choice(DTYPES),
-        step_s=rng.choice((0.02, 0.05, 0.12)),
+        step_s=rng.choice((0.05, 0.1, 0.2)),
         credit_tokens=rng.choice((60, 120, 400)),
     )
 
@@ -152,7 +154,7 @@ def _request(
         at=at,
         router=rng.choice(routers),
         prompt=tuple(rng.randrange(2, VOCAB) for _ in range(num_prompt)),
-        max_tokens=rng.choice((1, rng.randint(2, 6), rng.randint(6, 22))),
+        max_tokens=1 if rng.random() < 0.05 else rng.choice((rng.randint(2, 8), rng.randint(8, 22))),
         seed=rng.getrandbits(64),
         stop_token_ids=(rng.randrange(2, VOCAB),) if rng.random() < 0.3 else (),
         deadline_s=rng.uniform(0.05, 4.0) if rng.random() < share_deadline else None,
@@ -169,7 +171,7 @@ def _faults(
     kinds = [kind for kind in (*LINK_KINDS, *NODE_KINDS, *REGISTRY_KINDS) if rng.random() < 0.5]
     kinds = kinds or ["crash"]
     names = [worker.name for worker in workers]
-    faults = [_fault(rng.choice(kinds), routers, names, lease_ttl_s, rng) for _ in range(rng.randint(3, 14))]
+    faults = [_fault(rng.choice(kinds), routers, names, lease_ttl_s, rng) for _ in range(rng.randint(4, 16))]
     # Something must die in every seed, or nothing would ever be resumed.
     faults.append(_fault(rng.choice(("crash", "reset")), (), names, lease_ttl_s, rng))
     return tuple(sorted(faults, key=lambda fault: fault.at))

@@ -140,7 +140,7 @@ class Sometimes:
 
     def _prefill_event(self, message: Any) -> None:
         match message.WhichOneof("message"):
-            case "token":
+            case "token" if not message.token.finish_reason:
                 self._first_tokens.setdefault(message.token.attempt_id, "prefill")
             case "ended" if message.ended.HasField("finished"):
                 self.hit("first token was the last")
