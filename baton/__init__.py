@@ -10,8 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from baton.client import AsyncClient, Generation
+    from baton.client import AsyncClient
     from baton.errors import BatonError
+    from baton.generation import Generation
     from baton.sync_client import Client
 
 __version__ = "0.1.0"
@@ -21,7 +22,7 @@ _HOMES = {
     "AsyncClient": "baton.client",
     "BatonError": "baton.errors",
     "Client": "baton.sync_client",
-    "Generation": "baton.client",
+    "Generation": "baton.generation",
 }
 
 

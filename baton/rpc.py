@@ -129,6 +129,11 @@ def translate(error: grpc.aio.AioRpcError) -> BatonError:
     )
 
 
+def is_from_baton(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a Baton server said so itself; otherwise gRPC did, because the server is gone."""
+    return CODE_KEY in _text_metadata(error)
+
+
 def _class_of(error: grpc.aio.AioRpcError, metadata: Mapping[str, str]) -> type[BatonError]:
     named = BY_CODE.get(metadata.get(CODE_KEY, ""))
     if named is not None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from baton.answer import Chunk, ModelInfo, Summary
 from baton.client import DEFAULT_TARGET, AsyncClient
-from baton.client import Generation as AsyncGeneration
+from baton.generation import Generation as AsyncGeneration
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Client:
         self._client: AsyncClient | None = None
 
     @classmethod
-    def connect(cls, target: str = DEFAULT_TARGET, *, timeout_s: float = 10.0) -> Self:
+    def connect(cls, target: str | Sequence[str] = DEFAULT_TARGET, *, timeout_s: float = 10.0) -> Self:
         """Connects to a router; as AsyncClient.connect()."""
         client = cls()
         try:

@@ -65,8 +65,8 @@ class Generation:
         rng: random.Random,
     ) -> None:
         self.request = request
-        self.token_ids: list[int] = []
-        self.finish_reason = common_pb2.FINISH_REASON_UNSPECIFIED
+        self.token_ids = list(request.output_token_ids)
+        self.finish_reason = request.finish_reason
         self._config = config
         self._dispatcher = dispatcher
         self._fleet = fleet
@@ -80,6 +80,8 @@ class Generation:
     async def run(self) -> None:
         """Runs to the last token; raises the error the client is to see."""
         try:
+            if self.finish_reason:
+                return
             self._check_fits()
             async with asyncio.timeout_at(self.request.deadline_at):
                 await self._run_attempts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.errors import InvalidRequest, UnknownModel
@@ -19,6 +20,8 @@ class GenerationRequest:
     """A validated request.
 
     prompt_token_ids: the prompt.
+    output_token_ids: tokens of the answer that the client has already.
+    finish_reason: why those complete the answer, if they do.
     params: sampling parameters, all resolved.
     deadline_at: loop time by which it must end, in seconds, or None.
     arrived_at: loop time of its arrival, in seconds.
@@ -27,10 +30,12 @@ class GenerationRequest:
 
     request_id: str
     prompt_token_ids: list[int]
+    output_token_ids: list[int]
     params: SamplingParams
     deadline_at: float | None
     arrived_at: float
     traceparent: str = ""
+    finish_reason: common_pb2.FinishReason.ValueType = common_pb2.FINISH_REASON_UNSPECIFIED
 
     def sequence(
         self, output_token_ids: list[int], remaining_ms: int, traceparent: str
@@ -52,16 +57,25 @@ class RequestReader:
     model: name of the model served.
     text: its tokenizer and chat template.
     limits: what it can take.
+    eos_token_ids: its own end-of-sequence ids.
     default_max_tokens: for requests that name none.
     rng: source of seeds and request ids.
     """
 
     def __init__(
-        self, *, model: str, text: Text, limits: Limits, default_max_tokens: int, rng: random.Random
+        self,
+        *,
+        model: str,
+        text: Text,
+        limits: Limits,
+        eos_token_ids: tuple[int, ...],
+        default_max_tokens: int,
+        rng: random.Random,
     ) -> None:
         self._model = model
         self._text = text
         self._limits = limits
+        self._eos_token_ids = eos_token_ids
         self._default_max_tokens = default_max_tokens
         self._rng = rng
 
@@ -86,14 +100,17 @@ class RequestReader:
         prompt_token_ids = await self._prompt(proto)
         params = self._params(proto, len(prompt_token_ids))
         self._limits.check(prompt_token_ids, params.max_tokens)
+        self._check_resume(proto, params)
         self._check_stop_ids(params)
         return GenerationRequest(
             request_id=proto.request_id or f"req-{self._rng.getrandbits(64):016x}",
             prompt_token_ids=prompt_token_ids,
+            output_token_ids=list(proto.output_token_ids),
             params=params,
             deadline_at=deadline_at,
             arrived_at=arrived_at,
             traceparent=traceparent,
+            finish_reason=self._finish_reason(proto.output_token_ids, params),
         )
 
     async def _prompt(self, proto: inference_service_pb2.GenerateRequest) -> list[int]:
@@ -130,6 +147,30 @@ class RequestReader:
             ignore_eos=proto.ignore_eos,
             logprobs=proto.logprobs,
         )
+
+    def _check_resume(self, proto: inference_service_pb2.GenerateRequest, params: SamplingParams) -> None:
+        output_token_ids = proto.output_token_ids
+        if not output_token_ids:
+            return
+        if len(output_token_ids) > params.max_tokens or max(output_token_ids) >= self._limits.vocab_size:
+            raise InvalidRequest(
+                f"output_token_ids has {len(output_token_ids)} tokens; it can have max_tokens "
+                f"({params.max_tokens}) at most, all inside the vocabulary of {self._limits.vocab_size}",
+                field="output_token_ids",
+            )
+        if not proto.HasField("seed"):
+            raise InvalidRequest("an answer can only go on with the seed it began with", field="seed")
+
+    def _finish_reason(
+        self, output_token_ids: Sequence[int], params: SamplingParams
+    ) -> common_pb2.FinishReason.ValueType:
+        """Why an answer that a client brings along is complete, by the workers' rule; or unspecified."""
+        stops = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
+        if output_token_ids and output_token_ids[-1] in stops:
+            return common_pb2.FINISH_REASON_STOP
+        if len(output_token_ids) == params.max_tokens:
+            return common_pb2.FINISH_REASON_LENGTH
+        return common_pb2.FINISH_REASON_UNSPECIFIED
 
     def _check_stop_ids(self, params: SamplingParams) -> None:
         if any(token_id >= self._limits.vocab_size for token_id in params.stop_token_ids):

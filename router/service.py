@@ -57,6 +57,7 @@ class InferenceServicer(InferenceServiceServicer):
             model=model.name,
             text=self._text,
             limits=model.limits,
+            eos_token_ids=model.eos_token_ids,
             default_max_tokens=config.default_max_tokens,
             rng=rng,
         )
@@ -99,7 +100,9 @@ class InferenceServicer(InferenceServiceServicer):
         return inference_service_pb2.ListModelsResponse(models=[model])
 
     async def _answer(self, request: GenerationRequest, span: Span, context: Context) -> None:
-        stream = TokenStream()
+        started = inference_service_pb2.Started(request_id=request.request_id, seed=request.params.seed)
+        await self._write(context, GenerateResponse(started=started))
+        stream = TokenStream(len(request.output_token_ids))
         bucket = self._queue.labels[self._queue.bucket(len(request.prompt_token_ids))]
         timeline = Timeline(request.arrived_at, bucket)
         generation = Generation(
@@ -115,7 +118,7 @@ class InferenceServicer(InferenceServiceServicer):
         )
         task = asyncio.create_task(generation.run(), name=f"generation-{request.request_id}")
         try:
-            await self._relay(stream, context)
+            await self._relay(stream, request.output_token_ids, context)
             await task
             summary = self._summary(generation, timeline)
             await self._write(context, GenerateResponse(summary=summary))
@@ -126,9 +129,11 @@ class InferenceServicer(InferenceServiceServicer):
                 # Where the client left first, nobody else asks how the generation ended.
                 task.exception()
 
-    async def _relay(self, stream: TokenStream, context: Context) -> None:
+    async def _relay(self, stream: TokenStream, delivered: list[int], context: Context) -> None:
         text = self._text.stream()
-        num_tokens = 0
+        # The client has the text of what it has the tokens of.
+        text.push(delivered)
+        num_tokens = len(delivered)
         while (tokens := await stream.next()) is not None:
             num_tokens = tokens.start_index + len(tokens.token_ids)
             chunk = inference_service_pb2.Chunk(

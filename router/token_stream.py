@@ -16,10 +16,13 @@ class Tokens:
 
 
 class TokenStream:
-    """One producer, one consumer. Holds at most the request's max_tokens ids, so it needs no other bound."""
+    """One producer, one consumer. Holds at most the request's max_tokens ids, so it needs no other bound.
 
-    def __init__(self) -> None:
-        self._waiting = Tokens(start_index=0)
+    start_index: index in the answer of the first token that will come.
+    """
+
+    def __init__(self, start_index: int = 0) -> None:
+        self._waiting = Tokens(start_index=start_index)
         self._ended = False
         self._change = asyncio.Event()
 

@@ -8,19 +8,31 @@ import sys
 from collections.abc import AsyncIterable
 
 from baton.answer import Chunk, Summary, Timings
-from baton.client import Generation
+from baton.errors import BatonError
+from baton.generation import Generation
 
 
 async def print_answer(generation: Generation) -> str:
     """Writes the text to standard output as it comes, ends the line, and returns the text."""
     parts = []
-    async with generation:
-        async for chunk in generation:
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
-            parts.append(chunk.text)
+    try:
+        async with generation:
+            async for chunk in generation:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+                parts.append(chunk.text)
+    except BatonError:
+        end_broken_line(parts)
+        raise
     sys.stdout.write("\n")
     return "".join(parts)
+
+
+def end_broken_line(parts: list[str]) -> None:
+    """Ends the line of an answer that failed half-way, so that the error gets a line of its own."""
+    if parts:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
 
 
 async def print_json(generation: Generation) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from baton.cli.answer_printer import describe
+from baton.cli.answer_printer import describe, end_broken_line
 from baton.cli.options import CONNECT_S, DEFAULT_ADDRESS, Address, Seed, TopP, Verbose
 from baton.cli.text_input import open_stdout, read_text
 from baton.errors import BatonError
@@ -69,10 +69,14 @@ class Conversation:
         asked = [*self.messages, {"role": "user", "content": text}]
         generation = self._client.generate(messages=asked, **self._options)
         parts = []
-        for chunk in generation:
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
-            parts.append(chunk.text)
+        try:
+            for chunk in generation:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+                parts.append(chunk.text)
+        except BatonError:
+            end_broken_line(parts)
+            raise
         sys.stdout.write("\n")
         if self._verbose:
             typer.echo(describe(generation.summary), err=True)

@@ -89,6 +89,11 @@ def main() -> None:
             raise
         sys.stderr.write(f"error: {error}\n")
         sys.exit(exit_code(error))
+    except ModuleNotFoundError as error:
+        if given.debug:
+            raise
+        sys.stderr.write(f"error: {error.name} is missing; install {_DISTRIBUTION}[all] for this command\n")
+        sys.exit(EXIT_FAILED)
     except Exception as error:
         if given.debug:
             raise

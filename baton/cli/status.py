@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import typer
@@ -15,9 +16,9 @@ from baton.cli.options import DEFAULT_ADMIN, AdminAddress, AsJson
 from baton.cluster.status import fetch_status
 from baton.v1 import admin_service_pb2, common_pb2
 
-# Narrow enough for 80 columns; --json has every field.
+# Usually within 80 columns; --json has every field.
 _LEFT = ("worker", "role", "state", "address", "dtype")
-_RIGHT = ("free", "blocks", "running", "waiting", "credit")
+_RIGHT = ("free", "blocks", "run", "wait", "credit")
 
 
 def status(address: AdminAddress = DEFAULT_ADMIN, as_json: AsJson = False) -> None:
@@ -28,13 +29,13 @@ def status(address: AdminAddress = DEFAULT_ADMIN, as_json: AsJson = False) -> No
         return
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"model {found.model}, {found.router}, requests in flight: {found.num_requests}")
-    console.print(workers_table(found))
+    _print_whole(console, workers_table(found))
     for worker in found.workers:
         if worker.reason:
             console.print(f"note: {worker.name} {worker.state}: {worker.reason}", soft_wrap=True)
-    console.print(_buckets_table(found))
+    _print_whole(console, _buckets_table(found))
     if found.dashboard_url:
-        console.print(f"Ray dashboard: {found.dashboard_url}")
+        console.print(f"\nRay dashboard: {found.dashboard_url}")
 
 
 def as_dict(found: admin_service_pb2.GetClusterStatusResponse) -> dict[str, Any]:
@@ -50,8 +51,10 @@ def role_name(role: common_pb2.Role.ValueType) -> str:
 
 
 def workers_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:
-    """One row per worker; what a role does not have is a dash. free and blocks count KV blocks."""
-    table = Table(box=box.SIMPLE_HEAD, padding=0)
+    """One row per worker; what a role does not have is a dash. free and blocks count KV blocks, run and
+    wait requests, credit tokens.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for title in _LEFT:
         table.add_column(title, no_wrap=True)
     for title in _RIGHT:
@@ -73,8 +76,16 @@ def workers_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:
     return table
 
 
+def _print_whole(console: Console, table: Table) -> None:
+    """Prints an empty line and the table, at its own width: a narrow terminal wraps, but cuts no number."""
+    unlimited = console.options.update(width=sys.maxsize)
+    console.width = max(console.width, console.measure(table, options=unlimited).maximum)
+    console.print()
+    console.print(table)
+
+
 def _buckets_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:
-    table = Table("bucket", box=box.SIMPLE_HEAD, padding=0)
+    table = Table("bucket", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for title in ("waiting", "tokens waiting", "dispatched"):
         table.add_column(title, justify="right")
     for bucket in found.buckets:

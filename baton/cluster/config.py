@@ -62,6 +62,10 @@ class ClusterConfig:
         for name in ("port", "admin_port", "dashboard_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 to 65535", field=name)
+        if self.port == self.admin_port != 0:
+            raise ConfigError(
+                f"admin_port is {self.admin_port}, which is port too; choose another", field="admin_port"
+            )
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(
                 f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}", field="dtype"

@@ -32,7 +32,7 @@ from baton.cluster.role_process import RoleProcess
 from baton.cluster.roles import POOL, ROUTER, Places, decode_specs, prefill_specs, router_spec
 from baton.cluster.status import fetch_status
 from baton.cluster.supervisor import Supervisor
-from baton.errors import BatonError, Unavailable
+from baton.errors import BatonError, ConfigError, Unavailable
 from baton.models import ModelDir
 from baton.redis_server import EmbeddedRedis
 from baton.v1 import admin_service_pb2
@@ -73,7 +73,7 @@ class LocalCluster:
         Call it from the main thread, see baton/tether.py.
 
         Raises:
-            ConfigError: a port is taken; nothing was started.
+            ConfigError: a port is taken, or log_dir cannot be made; nothing was started.
             ModelError: the model is missing or damaged; nothing was started.
             Unavailable: a role failed, with the end of its log, or start_timeout_s passed.
         """
@@ -225,7 +225,10 @@ def _make_places(
     config: ClusterConfig, ports: tuple[int, int, int], redis_url: str, config_file: str
 ) -> Places:
     logs = Path(config.log_dir).absolute() if config.log_dir else _new_run_folder(cache_dir() / "run")
-    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"log_dir {logs} cannot be made: {error.strerror}", field="log_dir") from error
     # Ray puts sockets into its folder, and a socket's path is limited to 107 bytes.
     ray_dir = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp" if Path("/tmp").is_dir() else None))
     port, admin_port, dashboard_port = ports

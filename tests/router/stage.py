@@ -202,6 +202,7 @@ class Stage:
         request = GenerationRequest(
             request_id="r",
             prompt_token_ids=list(range(num_prompt_tokens)),
+            output_token_ids=[],
             params=SamplingParams(temperature=0, **({"max_tokens": 4} | params)),
             deadline_at=None if timeout_s is None else loop.time() + timeout_s,
             arrived_at=loop.time(),

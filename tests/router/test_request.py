@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.errors import InvalidRequest, UnknownModel
-from baton.v1 import inference_service_pb2
+from baton.v1 import common_pb2, inference_service_pb2
 from router.request import GenerationRequest, RequestReader
 from router.text import Text
 from tests.router.tiny_text import BOS, MAX_MODEL_LEN, ids_of, model_dir
@@ -22,7 +22,12 @@ NAN = float("nan")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> RequestReader:
     model = model_dir(tmp_path_factory.mktemp("models") / "tiny")
     return RequestReader(
-        model="tiny", text=Text(model), limits=model.limits, default_max_tokens=16, rng=random.Random(5)
+        model="tiny",
+        text=Text(model),
+        limits=model.limits,
+        eos_token_ids=(2,),
+        default_max_tokens=16,
+        rng=random.Random(5),
     )
 
 
@@ -136,9 +141,56 @@ async def test_an_empty_text_is_its_bos_or_refused(reader: RequestReader, tmp_pa
     assert (await read(reader, text="")).prompt_token_ids == [BOS]
     model = model_dir(tmp_path / "plain", with_bos=False)
     plain = RequestReader(
-        model="plain", text=Text(model), limits=model.limits, default_max_tokens=16, rng=random.Random(5)
+        model="plain",
+        text=Text(model),
+        limits=model.limits,
+        eos_token_ids=(2,),
+        default_max_tokens=16,
+        rng=random.Random(5),
     )
     with pytest.raises(InvalidRequest) as error:
         await read(plain, text="")
     assert error.value.field == "prompt"
     assert "empty" in error.value.message
+
+
+async def test_an_answer_goes_on_after_the_tokens_that_the_client_has(reader: RequestReader) -> None:
+    prompt = {"ids": [5, 6]}
+    request = await read(reader, token_ids=prompt, max_tokens=9, seed=4, output_token_ids=[7, 8])
+    sequence = request.sequence(request.output_token_ids, 0, "")
+    assert (list(sequence.token_ids), sequence.num_prompt_tokens) == ([5, 6, 7, 8], 2)
+    assert request.finish_reason == common_pb2.FINISH_REASON_UNSPECIFIED
+
+
+@pytest.mark.parametrize(
+    ("output", "options", "reason"),
+    [
+        ([7, 8], {"max_tokens": 2}, common_pb2.FINISH_REASON_LENGTH),
+        ([7, 2], {"max_tokens": 9}, common_pb2.FINISH_REASON_STOP),
+        ([7, 2], {"max_tokens": 9, "ignore_eos": True}, common_pb2.FINISH_REASON_UNSPECIFIED),
+        ([7, 8], {"max_tokens": 9, "stop_token_ids": [8]}, common_pb2.FINISH_REASON_STOP),
+    ],
+    ids=["all-tokens", "eos", "eos-ignored", "stop-id"],
+)
+async def test_an_answer_that_is_complete_already_is_not_continued(
+    reader: RequestReader, output: list[int], options: dict[str, Any], reason: int
+) -> None:
+    request = await read(reader, token_ids={"ids": [5]}, seed=4, output_token_ids=output, **options)
+    assert request.finish_reason == reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"output_token_ids": [7, 8, 9], "max_tokens": 2, "seed": 1}, "output_token_ids"),
+        ({"output_token_ids": [10**6], "max_tokens": 9, "seed": 1}, "output_token_ids"),
+        ({"output_token_ids": [7], "max_tokens": 9}, "seed"),
+    ],
+    ids=["too-many", "outside", "no-seed"],
+)
+async def test_what_cannot_go_on_is_refused(
+    reader: RequestReader, fields: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        await read(reader, token_ids={"ids": [5]}, **fields)
+    assert error.value.field == field

@@ -16,7 +16,7 @@ from tests.simulation.calls import Caller
 from tests.simulation.client import Client
 from tests.simulation.net import Connection, Network
 from tests.simulation.nodes import DecodeNode, Node, PrefillNode, RouterNode, Surroundings, WorkerNode
-from tests.simulation.plan import FAULT_PHASE_S, Plan, RequestPlan
+from tests.simulation.plan import FAULT_PHASE_S, Fault, Plan, RequestPlan
 from tests.simulation.sometimes import Sometimes
 from tests.simulation.trace import Trace
 from tests.simulation.virtual_loop import Process, State, VirtualLoop
@@ -86,6 +86,22 @@ class SimCluster:
             process.kill()
             self.net.kill(process, silently=silently)
             self.past.append(process)
+
+    def strike(self, fault: Fault) -> None:
+        """Kills a worker of a role at a moment when it has work, and restarts it."""
+        busy = [
+            name
+            for name, node in self.nodes.items()
+            if name.startswith(fault.target[0])
+            and node.process.state is State.RUNNING
+            and node.ledger()["requests_running"]
+        ]
+        if busy:
+            self.trace.note(busy[0], "struck down")
+            self.kill(busy[0], silently=False)
+            self._loop.call_later(fault.lasts_s, self.restart, busy[0])
+        elif self.now() < FAULT_PHASE_S - 5:
+            self._loop.call_later(0.05, self.strike, fault)
 
     def restart(self, name: str) -> None:
         """A dead node comes back at its address, as a new incarnation."""
@@ -182,11 +198,11 @@ class SimCluster:
         if outcome == "finished" and self.sometimes.resumed(request.request_id) >= 2:
             self.sometimes.hit("resumed twice, then finished")
 
-    def _begin(self, fault: faults.Fault) -> None:
+    def _begin(self, fault: Fault) -> None:
         self.trace.note(">".join(fault.target), f"{fault.kind} begins")
         faults.begin(fault, self)
 
-    def _end(self, fault: faults.Fault) -> None:
+    def _end(self, fault: Fault) -> None:
         self.trace.note(">".join(fault.target), f"{fault.kind} ends")
         faults.end(fault, self)
 
@@ -245,15 +261,15 @@ class SimCluster:
         for node in self.nodes.values():
             if not isinstance(node, PrefillNode):
                 continue
-            credits = node.worker._credits
+            table = node.worker._credits
             known = sum(
                 link.credit
                 for router in self._routers()
                 for link in router.fleet.prefill_links()
                 if link.info.incarnation == node.incarnation
             )
-            if credits.num_free + known != credits.budget:
-                return f"{node.name}: {credits.num_free} free, routers know of {known} of {credits.budget}"
+            if table.num_free + known != table.budget:
+                return f"{node.name}: {table.num_free} free, routers know of {known} of {table.budget}"
         return ""
 
     def _routers(self) -> list[RouterNode]:

@@ -16,6 +16,8 @@ def begin(fault: Fault, cluster: SimCluster) -> None:
     kind = fault.kind
     if kind in ("crash", "gone"):
         cluster.kill(fault.target[0], silently=kind == "gone")
+    elif kind == "strike":
+        cluster.strike(fault)
     elif kind in ("pause", "slow"):
         _hamper(fault, cluster)
     elif kind.startswith("registry"):
@@ -42,7 +44,7 @@ def end(fault: Fault, cluster: SimCluster) -> None:
         cluster.around.registry.heal()
     elif kind == "frames":
         cluster.around.frame_faults.share.pop((fault.target[0], fault.target[1]), None)
-    elif kind != "reset":
+    elif kind not in ("reset", "strike"):
         for source, target in _directions(fault):
             cluster.net.link(source, target).heal()
 

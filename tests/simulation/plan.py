@@ -59,7 +59,8 @@ class Fault:
     amount: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.at:7.3f} s  {self.kind} {'>'.join(self.target)} for {self.lasts_s:.3f} s ({self.amount:.3g})"
+        where = ">".join(self.target)
+        return f"{self.at:7.3f} s  {self.kind} {where} for {self.lasts_s:.3f} s ({self.amount:.3g})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,8 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
         for role in ("prefill", "decode")
         for index in range(rng.choice((1, 2, 2, 3)))
     )
-    lease_ttl_s = rng.choice((2.5, 4.0, 5.0))
+    # Below the 2 s after which a silent session ends, only the lease itself can tell that its router is gone.
+    lease_ttl_s = rng.choice((1.4, 2.5, 5.0))
     return Plan(
         seed=seed,
         routers=routers,
@@ -124,42 +126,47 @@ def _worker(role: str, index: int, rng: random.Random) -> WorkerPlan:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Manners:
+    """How the clients of one seed behave: shares of all requests."""
+
+    routers: tuple[str, ...]
+    is_bursty: bool
+    cancelled: float
+    slow: float
+    deadline: float
+
+
 def _requests(seed: int, routers: tuple[str, ...], num_requests: int | None) -> tuple[RequestPlan, ...]:
     rng = random.Random(f"{seed}/requests")
     count = num_requests or rng.randint(50, 70)
-    is_bursty = rng.random() < 0.3
-    share_cancelled, share_slow = rng.choice((0.0, 0.15, 0.3)), rng.choice((0.0, 0.0, 0.1))
-    share_deadline = rng.choice((0.0, 0.1, 0.3))
-    return tuple(
-        _request(index, routers, rng, is_bursty, share_cancelled, share_slow, share_deadline)
-        for index in range(count)
+    manners = _Manners(
+        routers=routers,
+        is_bursty=rng.random() < 0.3,
+        cancelled=rng.choice((0.0, 0.15, 0.3)),
+        slow=rng.choice((0.0, 0.0, 0.1)),
+        deadline=rng.choice((0.0, 0.1, 0.3)),
     )
+    return tuple(_request(index, manners, rng) for index in range(count))
 
 
-def _request(
-    index: int,
-    routers: tuple[str, ...],
-    rng: random.Random,
-    is_bursty: bool,
-    share_cancelled: float,
-    share_slow: float,
-    share_deadline: float,
-) -> RequestPlan:
+def _request(index: int, manners: _Manners, rng: random.Random) -> RequestPlan:
     num_prompt = rng.choice((rng.randint(1, 8), rng.randint(4, 40)))
+    num_output = rng.choice((rng.randint(2, 8), rng.randint(8, 22)))
     at = rng.uniform(1.0, FAULT_PHASE_S - 1)
-    if is_bursty:
+    if manners.is_bursty:
         at = 1 + at // 8 * 8 + rng.uniform(0, 0.5)
     return RequestPlan(
         request_id=f"r{index}",
         at=at,
-        router=rng.choice(routers),
+        router=rng.choice(manners.routers),
         prompt=tuple(rng.randrange(2, VOCAB) for _ in range(num_prompt)),
-        max_tokens=1 if rng.random() < 0.05 else rng.choice((rng.randint(2, 8), rng.randint(8, 22))),
+        max_tokens=1 if rng.random() < 0.05 else num_output,
         seed=rng.getrandbits(64),
         stop_token_ids=(rng.randrange(2, VOCAB),) if rng.random() < 0.3 else (),
-        deadline_s=rng.uniform(0.05, 4.0) if rng.random() < share_deadline else None,
-        cancel_after_s=rng.expovariate(1 / 0.8) if rng.random() < share_cancelled else None,
-        patience_s=rng.uniform(0.1, 1.0) if rng.random() < share_slow else 0.0,
+        deadline_s=rng.uniform(0.05, 4.0) if rng.random() < manners.deadline else None,
+        cancel_after_s=rng.expovariate(1 / 0.8) if rng.random() < manners.cancelled else None,
+        patience_s=rng.uniform(0.1, 1.0) if rng.random() < manners.slow else 0.0,
     )
 
 
@@ -172,15 +179,43 @@ def _faults(
     kinds = kinds or ["crash"]
     names = [worker.name for worker in workers]
     faults = [_fault(rng.choice(kinds), routers, names, lease_ttl_s, rng) for _ in range(rng.randint(4, 16))]
-    # Something must die in every seed, or nothing would ever be resumed.
-    faults.append(_fault(rng.choice(("crash", "reset")), (), names, lease_ttl_s, rng))
+    faults += _storm(rng, routers, names) if rng.random() < 0.4 else []
+    # Nothing would be resumed if nobody died while it had work.
+    for role in ("prefill", "decode"):
+        at, lasts_s = rng.uniform(5.0, FAULT_PHASE_S - 10), rng.uniform(0.1, 3.0)
+        faults.append(Fault(at=at, kind="strike", target=(role,), lasts_s=lasts_s))
     return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+def _storm(rng: random.Random, routers: tuple[str, ...], names: list[str]) -> list[Fault]:
+    """One slow link, and several quick deaths of what its news would be about."""
+    router = rng.choice(routers)
+    prefill = rng.choice([name for name in names if name.startswith("prefill")])
+    decode = rng.choice([name for name in names if name.startswith("decode")])
+    scenes = (
+        ((decode, router), (prefill, router)),
+        ((router, prefill), (decode,)),
+        ((prefill, router), (decode,)),
+    )
+    link, victims = rng.choice(scenes)
+    start, delay_s = rng.uniform(4.0, 15.0), rng.uniform(0.4, 1.6)
+    slow = Fault(at=start, kind="delay", target=link, lasts_s=20.0, amount=delay_s)
+    return [slow] + [
+        Fault(
+            at=start + rng.uniform(1.0, 19.0),
+            kind="reset" if len(victims) == 2 else rng.choice(("crash", "gone")),
+            target=victims,
+            lasts_s=rng.uniform(0.02, 0.2),
+        )
+        for _ in range(rng.randint(4, 8))
+    ]
 
 
 def _fault(
     kind: str, routers: tuple[str, ...], workers: list[str], lease_ttl_s: float, rng: random.Random
 ) -> Fault:
-    at, lasts_s, amount = rng.uniform(2.0, FAULT_PHASE_S - 4), rng.uniform(0.2, 5.0), 0.0
+    at, amount = rng.uniform(2.0, FAULT_PHASE_S - 4), 0.0
+    lasts_s = rng.choice((rng.uniform(0.05, 0.3), rng.uniform(0.2, 5.0)))
     if kind in LINK_KINDS:
         target = _link(kind, routers, workers, rng)
         amount = rng.uniform(0.05, 0.8) if kind == "delay" else rng.uniform(0.05, 0.5)
@@ -198,7 +233,7 @@ def _fault(
 def _link(kind: str, routers: tuple[str, ...], workers: list[str], rng: random.Random) -> tuple[str, ...]:
     prefills = [name for name in workers if name.startswith("prefill")]
     decodes = [name for name in workers if name.startswith("decode")]
-    if kind == "frames" or not routers or rng.random() < 0.4:
+    if kind == "frames" or rng.random() < 0.4:
         pair = [rng.choice(prefills), rng.choice(decodes)]
     else:
         pair = [rng.choice(routers), rng.choice([*workers, "client"])]

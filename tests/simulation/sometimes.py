@@ -22,13 +22,11 @@ POINTS = (
     "resumed twice, then finished",
     "cancel came before the commit",
     "cancel came after the commit",
-    "commit came after the cancel",
     "AbortIfUncommitted answered Committed",
     "AbortIfUncommitted answered Gone",
     "first token heard from the decode worker first",
     "lease expired",
     "reservation refused, later granted",
-    "reservation refused by a tombstone",
     "queue overflow",
     "credit reclaimed",
     "restarted at the same address",
@@ -53,7 +51,6 @@ class Sometimes:
         self._refused: dict[str, None] = {}
         self._aborted: dict[bytes, None] = {}
         self._committed: dict[bytes, None] = {}
-        self._released: dict[bytes, None] = {}
         self._resent: dict[int, None] = {}
 
     def hit(self, point: str) -> None:
@@ -92,7 +89,6 @@ class Sometimes:
                     self.hit("cancel came after the commit")
                 elif attempt_id in self._first_tokens:
                     self.hit("cancel came before the commit")
-                self._released[attempt_id] = None
             case "abort_if_uncommitted":
                 self._aborted[message.abort_if_uncommitted.attempt_id] = None
 
@@ -124,9 +120,7 @@ class Sometimes:
             if self._refused.pop(request, 0) is None:
                 self.hit("reservation refused, later granted")
             return
-        if result.refusal.failure.code == "CANCELLED":
-            self.hit("reservation refused by a tombstone")
-        elif result.refusal.failure.code == "OVERLOADED":
+        if result.refusal.failure.code == "OVERLOADED":
             self._refused[request] = None
 
     def _outcome(self, outcome: Any) -> None:
@@ -149,8 +143,6 @@ class Sometimes:
 
     def _kv(self, connection: Connection, message: Any) -> None:
         match message.WhichOneof("message"):
-            case "commit" if message.commit.first_token.attempt_id in self._released:
-                self.hit("commit came after the cancel")
             case "resend":
                 self._resent[connection.number] = None
             case "committed" if connection.number in self._resent:

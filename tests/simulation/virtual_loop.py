@@ -5,7 +5,7 @@ in its context, so a process can be paused (its callbacks wait, time goes on) or
 killed (they wait for ever) without knowing it. Must not know networks or Baton.
 
 The clock jumps to the next timer whenever nothing is ready. The order of ready
-callbacks is asyncio's own; nothing here reads a wall clock.
+callbacks is asyncio's own, first come first served; nothing here reads a wall clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
-import selectors
 from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import Any
@@ -82,73 +81,26 @@ PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 NOBODY = contextvars.Context()
 
 
-class _Handle(asyncio.Handle):
-    __slots__ = ()
-
-    def _run(self) -> None:
-        if _may_run(self):
-            super()._run()
-
-
-class _Timer(asyncio.TimerHandle):
-    __slots__ = ()
-
-    def _run(self) -> None:
-        if _may_run(self):
-            super()._run()
-
-
-def _may_run(handle: asyncio.Handle) -> bool:
-    process = handle._context.get(PROCESS)
-    if process is None or process.state is State.RUNNING:
-        return True
-    process.hold(handle)
-    return False
-
-
-class _ClockSelector(selectors.BaseSelector):
-    """Never waits: it moves the clock instead."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return selectors.SelectorKey(fileobj, 0, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return selectors.SelectorKey(fileobj, 0, 0, None)
-
-    def get_map(self) -> dict[Any, selectors.SelectorKey]:
-        return {}
-
-    def get_key(self, fileobj: Any) -> selectors.SelectorKey:
-        raise KeyError(fileobj)
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise Deadlock(f"nothing will ever happen after {self.now:.3f} s")
-        self.now += timeout
-        return []
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
+class VirtualLoop(asyncio.BaseEventLoop):
     """asyncio's own loop on a clock that jumps."""
 
     def __init__(self) -> None:
-        self._clock = _ClockSelector()
+        super().__init__()
         self.errors: list[str] = []
-        super().__init__(self._clock)
-        self._clock_resolution = 1e-9
+        self._now = 0.0
+        # Ordered by time, then by age: timers of the same time fire in the order they were set.
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._num_timers = 0
         self.set_exception_handler(self._record_error)
         self.set_task_factory(_make_task)
 
     def time(self) -> float:
-        return self._clock.now
+        return self._now
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = _Handle(callback, args, self, context)
+        handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -159,14 +111,47 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        timer = _Timer(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._num_timers += 1
+        heapq.heappush(self._timers, (when, self._num_timers, timer))
         return timer
 
     def run_again(self, handles: list[asyncio.Handle]) -> None:
         """Handles that were held back run next, in this order."""
         self._ready.extend(handles)
+
+    def _run_once(self) -> None:
+        ready, timers = self._ready, self._timers
+        if not ready:
+            self._jump()
+        while timers and timers[0][0] <= self._now:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            process = handle._context.get(PROCESS)
+            if process is None or process.state is State.RUNNING:
+                handle._run()
+            else:
+                process.hold(handle)
+
+    def _jump(self) -> None:
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not timers:
+            raise Deadlock(f"nothing will ever happen after {self._now:.3f} s")
+        self._now = max(self._now, timers[0][0])
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers are dropped when their time comes."""
+
+    def _write_to_self(self) -> None:
+        """There is no other thread that this loop could be woken by."""
+
+    def _process_events(self, event_list: object) -> None:
+        """There are no file descriptors."""
 
     def _record_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

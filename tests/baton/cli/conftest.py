@@ -32,11 +32,11 @@ Run = Callable[..., Ran]
 
 @pytest.fixture
 def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str, stdin: bytes | None = None) -> Ran:
+    def run(*arguments: str, stdin: bytes | None = None, columns: int = 200) -> Ran:
         monkeypatch.setattr(sys, "argv", ["baton", *arguments])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin or b"")))
         # Error boxes are as wide as the terminal; a word must not be broken in the middle.
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("COLUMNS", str(columns))
         with pytest.raises(SystemExit) as ended:
             main()
         captured = capsys.readouterr()
@@ -53,12 +53,15 @@ class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
         self.requests: list[inference_service_pb2.GenerateRequest] = []
         self.status = admin_service_pb2.GetClusterStatusResponse(router="router-0", model="tiny")
         self.address = ""
+        self.breaks_off = False
 
     def Generate(self, request, context):  # noqa: N802
         self.requests.append(request)
         for index, word in enumerate(self.words):
             chunk = inference_service_pb2.Chunk(start_index=index, token_ids=[100 + index], text=word)
             yield inference_service_pb2.GenerateResponse(chunk=chunk)
+        if self.breaks_off:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is lost")
         yield inference_service_pb2.GenerateResponse(
             summary=inference_service_pb2.Summary(
                 request_id="req-1",

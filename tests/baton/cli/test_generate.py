@@ -19,6 +19,14 @@ def test_without_verbose_standard_error_is_silent(baton, router) -> None:
     assert baton("generate", "x", "--address", router.address).err == ""
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_an_answer_that_breaks_off_ends_its_line_before_the_error(baton, router, command) -> None:
+    router.breaks_off = True
+    ran = baton(command, "x", "--address", router.address)
+    assert (ran.code, ran.out) == (3, "Paris is it.\n")
+    assert ran.err.startswith("error: the worker is lost")
+
+
 def test_options_arrive(baton, router) -> None:
     options = ["--max-tokens", "9", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.25"]
     options += ["--min-p", "0.125", "--seed", "18446744073709551615", "--ignore-eos"]

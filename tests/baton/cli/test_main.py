@@ -56,6 +56,16 @@ def test_an_error_is_one_line_on_standard_error(monkeypatch, capsys):
     assert "Traceback" not in err
 
 
+def test_a_missing_extra_is_named_with_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    monkeypatch.delitem(sys.modules, "baton.registry", raising=False)
+    monkeypatch.delitem(sys.modules, "baton.cluster.local_cluster", raising=False)
+    monkeypatch.delitem(sys.modules, "baton.redis_server", raising=False)
+    code, _, err = run(monkeypatch, capsys, "up")
+    assert code == 1
+    assert "redis.asyncio is missing; install baton-serve[all]" in err
+
+
 def test_debug_shows_the_traceback(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["baton", "--debug", "pull", "no-such-model"])
     with pytest.raises(UnknownModel):

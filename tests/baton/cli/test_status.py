@@ -61,6 +61,14 @@ def test_the_tables_show_workers_and_buckets(baton, cluster) -> None:
     assert "http://127.0.0.1:8265" in ran.out
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_narrow_terminal_cuts_nothing_short(baton, cluster, columns) -> None:
+    ran = baton("status", "--address", cluster.address, columns=columns)
+    assert "…" not in ran.out
+    rows = {line.split()[0]: line.split() for line in ran.out.splitlines() if line.split()}
+    assert rows["decode-0"][3:7] == ["127.0.0.1:4001", "bfloat16", "700", "728"]
+
+
 def test_json_holds_every_field_with_numbers_as_numbers(baton, cluster) -> None:
     shown = json.loads(baton("status", "--json", "--address", cluster.address).out)
     decode, prefill = shown["workers"]

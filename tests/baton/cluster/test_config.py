@@ -43,6 +43,13 @@ def test_a_bad_value_names_its_field(field, value) -> None:
     assert caught.value.field == field
 
 
+def test_two_ports_of_the_router_must_differ() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig(port=7000, admin_port=7000)
+    assert caught.value.field == "admin_port"
+    assert ClusterConfig(port=0, admin_port=0).admin_port == 0
+
+
 def test_a_ray_address_without_ray_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         ClusterConfig(ray=False, ray_address="127.0.0.1:6379")

@@ -1,0 +1,133 @@
+"""One answer as the client sees it, across the loss of a router.
+
+An answer is its tokens: when a router is lost in the middle, the next one is asked to go on after
+the tokens that are here, with the same seed. Nothing is repeated, nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc.aio
+
+from baton.answer import Chunk, Summary
+from baton.errors import BatonError, Cancelled, DeadlineExceeded, InternalError, Unavailable
+from baton.routers import Routers
+from baton.rpc import is_from_baton, translate
+from baton.telemetry import Span
+from baton.v1 import inference_service_pb2
+
+MAX_RESUMES = 5
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+
+
+class Generation:
+    """One answer as it arrives. Iterate once; leaving early needs cancel() or `async with`."""
+
+    def __init__(
+        self,
+        routers: Routers,
+        request: inference_service_pb2.GenerateRequest,
+        span: Span,
+        timeout_s: float | None,
+    ) -> None:
+        self._routers = routers
+        self._request = request
+        self._span = span
+        self._deadline_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        self._summary: Summary | None = None
+        self._num_resumes = 0
+        self._call = self._start()
+
+    @property
+    def summary(self) -> Summary:
+        """How the generation went; there once the iteration has ended."""
+        if self._summary is None:
+            raise InternalError("the summary comes with the end of the answer; iterate to it first")
+        return self._summary
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        """The chunks; raises a BatonError if the generation fails."""
+        try:
+            while self._summary is None:
+                try:
+                    async for chunk in self._receive():
+                        yield chunk
+                except grpc.aio.AioRpcError as error:
+                    await self._resume(error)
+        except BatonError as failure:
+            self._span.fail(failure)
+            raise
+        finally:
+            self.cancel()
+
+    async def text(self) -> str:
+        """The whole answer, once it is there."""
+        return "".join([chunk.text async for chunk in self])
+
+    def cancel(self) -> None:
+        """Ends the generation at the router and at both workers; idempotent, harmless after the end."""
+        self._call.cancel()
+        self._span.end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def _start(self) -> Any:
+        timeout_s = None
+        if self._deadline_at is not None:
+            timeout_s = max(0.0, self._deadline_at - asyncio.get_running_loop().time())
+        metadata = (("traceparent", self._span.traceparent),) if self._span.traceparent else ()
+        self._target = self._routers.target
+        return self._routers.stub.Generate(self._request, timeout=timeout_s, metadata=metadata)
+
+    async def _receive(self) -> AsyncIterator[Chunk]:
+        """The chunks of one call, remembering what another call would need to go on."""
+        try:
+            async for response in self._call:
+                match response.WhichOneof("payload"):
+                    case "started":
+                        self._request.seed = response.started.seed
+                        self._request.request_id = response.started.request_id
+                    case "chunk":
+                        self._request.output_token_ids.extend(response.chunk.token_ids)
+                        yield Chunk.from_proto(response.chunk)
+                    case "summary":
+                        self._summary = Summary.from_proto(response.summary)
+        except asyncio.CancelledError:
+            # gRPC raises this too when cancel() or close() ends the call under its reader.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise Cancelled("the generation was cancelled on this side") from None
+        if self._summary is None:
+            raise Unavailable("the router ended the answer in the middle")
+
+    async def _resume(self, error: grpc.aio.AioRpcError) -> None:
+        """Goes on at another router, or raises what the failed call stands for.
+
+        Only the loss of the router itself is mended here: an error that a router reports is its
+        answer, after it has tried what it can.
+        """
+        failure = translate(error)
+        # A router that is shut down cancels its calls; one that dies just ends them.
+        lost = isinstance(failure, Unavailable | Cancelled) and not is_from_baton(error)
+        if not lost or self._num_resumes >= MAX_RESUMES:
+            raise failure from None
+        pause_s = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._num_resumes))
+        self._num_resumes += 1
+        self._routers.lose(self._target)
+        await asyncio.sleep(pause_s)
+        if self._deadline_at is not None and asyncio.get_running_loop().time() >= self._deadline_at:
+            raise DeadlineExceeded("the deadline passed while the answer moved to another router")
+        self._call = self._start()

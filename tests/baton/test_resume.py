@@ -1,0 +1,95 @@
+"""A router is lost in the middle of an answer: the SDK goes on at the next one, without a seam."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton import AsyncClient
+from baton.errors import InvalidRequest, Overloaded, Unavailable
+from baton.rpc_server import RpcServer
+from baton.v1 import inference_service_pb2
+from tests.baton.scripted_router import SUMMARY, Response, Scripted, chunk, serving
+
+
+async def started(context: Any, seed: int) -> None:
+    message = inference_service_pb2.Started(request_id="req-1", seed=seed)
+    await context.write(Response(started=message))
+
+
+class Dying:
+    """Answers with two tokens, then its process is gone."""
+
+    def __init__(self) -> None:
+        self.server: RpcServer | None = None
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def __call__(self, scripted: Scripted, context: Any) -> None:
+        await started(context, 2**63)
+        await chunk(context, 0, "one")
+        await chunk(context, 1, " two")
+        assert self.server is not None
+        # A task of its own: stopping the server cancels this call.
+        self._stopping = asyncio.create_task(self.server.stop())
+        await asyncio.Event().wait()
+
+
+async def the_rest(scripted: Scripted, context: Any) -> None:
+    await started(context, 2**63)
+    await chunk(context, 2, " three")
+    await context.write(Response(summary=SUMMARY))
+
+
+async def test_an_answer_goes_on_at_the_next_router() -> None:
+    dying = Dying()
+    async with serving(dying) as (first, server), serving(the_rest) as (second, other):
+        dying.server = server
+        async with await AsyncClient.connect([server.address, other.address]) as client:
+            generation = client.generate("hello", max_tokens=9, temperature=0.5)
+            chunks = [part async for part in generation]
+        assert [(part.start_index, part.text) for part in chunks] == [(0, "one"), (1, " two"), (2, " three")]
+        assert generation.summary.num_output_tokens == 3
+        again = second.requests[0]
+        assert (again.text, again.max_tokens, again.temperature) == ("hello", 9, 0.5)
+        assert (again.seed, again.request_id) == (2**63, "req-1")
+        assert list(again.output_token_ids) == [10, 11]
+        assert not first.requests[0].HasField("seed")
+
+
+async def test_the_deadline_is_that_of_the_whole_answer() -> None:
+    dying = Dying()
+    async with serving(dying) as (first, server), serving(the_rest) as (second, other):
+        dying.server = server
+        async with await AsyncClient.connect([server.address, other.address]) as client:
+            await client.generate("hello", timeout_s=30.0).text()
+        assert second.remaining_s[0] is not None
+        assert first.remaining_s[0] is not None
+        assert second.remaining_s[0] < first.remaining_s[0]
+
+
+async def test_what_a_router_itself_reports_is_its_answer() -> None:
+    async def overloaded(scripted: Scripted, context: Any) -> None:
+        raise Overloaded("full", retry_after_s=1.0)
+
+    async with serving(overloaded) as (first, server), serving(the_rest) as (second, other):
+        async with await AsyncClient.connect([server.address, other.address]) as client:
+            with pytest.raises(Overloaded):
+                await client.generate("hello").text()
+        assert (len(first.requests), len(second.requests)) == (1, 0)
+
+
+async def test_the_first_router_that_answers_is_used() -> None:
+    async with serving(the_rest) as (second, other):
+        dead = "127.0.0.1:1"
+        async with await AsyncClient.connect([dead, other.address], timeout_s=10.0) as client:
+            assert await client.generate("hello").text() == " three"
+        assert len(second.requests) == 1
+
+
+async def test_nobody_answers() -> None:
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1, 127\.0\.0\.1:2"):
+        await AsyncClient.connect(["127.0.0.1:1", "127.0.0.1:2"], timeout_s=0.5)
+    with pytest.raises(InvalidRequest):
+        await AsyncClient.connect([])
