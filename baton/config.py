@@ -44,6 +44,8 @@ _PLURAL = {str: "strings", int: "integers", float: "finite numbers", bool: "bool
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 _CONFIG_VARIABLE = "BATON_CONFIG"
+# All roles may share one file, so each must know the tables of the others: a misspelt one is an error.
+SECTIONS = frozenset({"cluster", "router", "prefill", "decode"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +295,9 @@ def _read_table(path: Path, section: str) -> dict[str, Any]:
     for key, value in document.items():
         if not isinstance(value, dict):
             message = f"file {path}: {key} stands outside a table; put it under [{section}]"
+            raise ConfigError(message, field=key)
+        if key not in SECTIONS | {section}:
+            message = f"file {path}: table [{key}] is unknown; allowed: {', '.join(sorted(SECTIONS))}"
             raise ConfigError(message, field=key)
     table: dict[str, Any] = document.get(section, {})
     return table

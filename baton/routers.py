@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import grpc.aio
 
 from baton.errors import InvalidRequest, Unavailable
 from baton.rpc import open_channel
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub
+
+if TYPE_CHECKING:
+    from baton.v1.inference_service_pb2_grpc import InferenceServiceAsyncStub
 
 CONNECT_S = 2.0
 
@@ -43,7 +46,7 @@ class Routers:
         return routers
 
     @property
-    def stub(self) -> InferenceServiceStub:
+    def stub(self) -> InferenceServiceAsyncStub:
         """Calls on the current router."""
         return InferenceServiceStub(self._channel)
 

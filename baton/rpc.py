@@ -124,6 +124,9 @@ def translate(error: grpc.aio.AioRpcError) -> BatonError:
     """
     metadata = _text_metadata(error)
     details = error.details() or f"the call failed with {error.code().name}"
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and CODE_KEY not in metadata:
+        # gRPC's own words are about its stream.
+        details = "the deadline passed before the answer was complete"
     return _class_of(error, metadata)(
         details, field=unquote(metadata.get(FIELD_KEY, "")), retry_after_s=_retry_after_s(metadata)
     )

@@ -51,6 +51,9 @@ def publish(name: str, rows: list[Row], json_path: str | None, **facts: object) 
     now = datetime.now(UTC)
     RESULTS.mkdir(exist_ok=True)
     kept = RESULTS / f"{now:%Y-%m-%d}-{name}-{hardware()}.json"
+    if kept.exists():
+        # A result that is kept is never overwritten by the next run of the same day.
+        kept = RESULTS / f"{now:%Y-%m-%dT%H%M%S}-{name}-{hardware()}.json"
     record = {"date": now.isoformat(timespec="seconds"), "hardware": hardware(), **facts}
     kept.write_text(
         json.dumps({**record, "rows": [asdict(row) for row in rows]}, indent=1) + "\n", encoding="utf-8"

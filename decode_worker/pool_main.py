@@ -44,6 +44,12 @@ async def serve(config: PoolConfig, stop: asyncio.Event) -> None:
 def prepare_environment(config: PoolConfig) -> None:
     """Sets what Ray reads at import, here and in its processes."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray runs its workers at nice 15. On shared cores prefill would then take the cores from decode,
+    # which is the opposite of what the split is for.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    if config.ray_dir:
+        # Python's own temporary files of Ray's processes go where the run's others go, and end with them.
+        os.environ["TMPDIR"] = config.ray_dir
     if not config.ray_address or config.ray_address.startswith(LOOPBACK_PREFIXES):
         # Despite its name this works on Linux too: Ray then takes 127.0.0.1 for a node's address and
         # listens there only. Otherwise it replaces 127.0.0.1 and listens on all interfaces.

@@ -60,7 +60,7 @@ class Dispatcher:
         self._grace_s = grace_s
         self._fleet: Fleet | None = None
         self._give_up: asyncio.TimerHandle | None = None
-        self._is_down = True
+        self._is_down = False
 
     def attach(self, fleet: Fleet) -> None:
         """Names the workers to assign to; kick() does nothing before."""
@@ -184,11 +184,13 @@ class Dispatcher:
         self._fail_all()
 
     def _fail_all(self) -> None:
+        assert self._fleet is not None
+        missing = "decode" if any(True for _ in self._fleet.prefill_links()) else "prefill"
         for item in self._queue.drain():
             if not item.value.assigned.done():
                 item.value.assigned.set_exception(
                     Unavailable(
-                        "no prefill worker or no decode worker is connected",
+                        f"no {missing} worker is connected; one that died is usually back in seconds",
                         retry_after_s=RETRY_WITHOUT_WORKERS_S,
                     )
                 )

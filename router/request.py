@@ -13,6 +13,7 @@ from baton.v1 import common_pb2, inference_service_pb2
 from router.text import Text
 
 MAX_REQUEST_ID_CHARS = 128
+ROLES = frozenset({"system", "user", "assistant"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +129,11 @@ class RequestReader:
         if proto.HasField("text"):
             return await self._text.encode(proto.text, self._limits.max_model_len)
         messages = [{"role": m.role, "content": m.content} for m in proto.chat.messages]
+        unknown = {message["role"] for message in messages} - ROLES
+        if unknown:
+            raise InvalidRequest(
+                f"role {min(unknown)!r} is unknown; allowed: {', '.join(sorted(ROLES))}", field="chat"
+            )
         return await self._text.encode_chat(messages, self._limits.max_model_len)
 
     def _params(self, proto: inference_service_pb2.GenerateRequest, num_prompt_tokens: int) -> SamplingParams:

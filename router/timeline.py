@@ -8,7 +8,10 @@ from baton.v1 import inference_service_pb2, prefill_service_pb2
 
 
 class Timeline:
-    """Stamps of one request in loop seconds; a later attempt overwrites an earlier one's."""
+    """Stamps of one request in loop seconds.
+
+    A later attempt overwrites an earlier one's, except for the queue's share of a TTFT that is over.
+    """
 
     def __init__(self, arrived_at: float, bucket: str) -> None:
         self.num_attempts = 1
@@ -29,7 +32,8 @@ class Timeline:
         self._dispatched_at = asyncio.get_running_loop().time()
         self._timings.prefill_worker = prefill_worker
         self._timings.decode_worker = decode_worker
-        self._timings.queue_ms = 1000 * (self._dispatched_at - self._arrived_at)
+        if self._first_token_at is None:
+            self._timings.queue_ms = 1000 * (self._dispatched_at - self._arrived_at)
 
     def reserved(self) -> None:
         """The decode worker granted a lease."""

@@ -44,7 +44,7 @@ def config_file(tmp_path: Path) -> Path:
     path = tmp_path / "baton.toml"
     path.write_text(
         '[door]\nport = 1000\nhost = "file"\ntimeout_s = 3\nedges = [1, 2]\nuse_cache = false\n'
-        "[other]\nanything = 1\n"
+        "[router]\nanything = 1\n"
     )
     return path
 
@@ -191,3 +191,11 @@ def test_a_field_of_another_type_is_a_defect_found_at_once() -> None:
 
     with pytest.raises(TypeError, match="dict"):
         load_config(BadConfig, section="bad", argv=[], environ={})
+
+
+def test_a_misspelt_table_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "baton.toml"
+    file.write_text("[clutser]\nport = 1\n")
+    with pytest.raises(ConfigError, match=r"\[clutser\] is unknown; allowed: cluster") as error:
+        load_config(DoorConfig, section="door", argv=["--config", str(file)], environ={})
+    assert error.value.field == "clutser"

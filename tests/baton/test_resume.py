@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton import AsyncClient
-from baton.errors import InvalidRequest, Overloaded, Unavailable
+from baton.errors import InternalError, InvalidRequest, Overloaded, Unavailable
 from baton.rpc_server import RpcServer
 from baton.v1 import inference_service_pb2
 from tests.baton.scripted_router import SUMMARY, Response, Scripted, chunk, serving
@@ -81,11 +81,17 @@ async def test_what_a_router_itself_reports_is_its_answer() -> None:
 
 
 async def test_the_first_router_that_answers_is_used() -> None:
-    async with serving(the_rest) as (second, other):
+    async with serving() as (second, other):
         dead = "127.0.0.1:1"
         async with await AsyncClient.connect([dead, other.address], timeout_s=10.0) as client:
-            assert await client.generate("hello").text() == " three"
+            assert await client.generate("hello").text() == "one two"
         assert len(second.requests) == 1
+
+
+async def test_an_answer_that_does_not_go_on_where_it_was_is_refused() -> None:
+    async with serving(the_rest) as (_, server), await AsyncClient.connect(server.address) as client:
+        with pytest.raises(InternalError, match="token 0 was due"):
+            await client.generate("hello").text()
 
 
 async def test_nobody_answers() -> None:

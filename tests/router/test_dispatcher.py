@@ -124,9 +124,13 @@ async def test_a_cancel_that_meets_a_failure_stays_a_cancel() -> None:
         await cancelled(waiting)
 
 
-async def test_without_workers_a_request_fails_at_once() -> None:
-    async with staged(resume_wait_s=60.0) as stage:
-        with pytest.raises(Unavailable, match="no prefill worker or no decode worker") as error:
+async def test_once_a_role_is_known_to_be_missing_a_request_fails_at_once() -> None:
+    async with staged(resume_wait_s=0.05) as stage:
+        # A router that has just started knows nobody yet; the first request waits out the grace.
+        with pytest.raises(Unavailable):
+            await result(assign(stage))
+        stage.dispatcher._grace_s = 60.0
+        with pytest.raises(Unavailable, match=r"no (decode|prefill) worker is connected") as error:
             await result(assign(stage))
         assert error.value.retry_after_s == 5.0
         assert stage.held() == NOTHING

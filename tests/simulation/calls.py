@@ -28,8 +28,11 @@ class Tap(Protocol):
     def read(self, connection: Connection, from_caller: bool, data: bytes, message: Any) -> None:
         """A process read a message."""
 
+    def sent(self, connection: Connection, message: Any) -> None:
+        """A caller sends a message."""
+
     def answered(self, connection: Connection, message: Any) -> None:
-        """A server sent a message."""
+        """A server sends a message."""
 
 
 class Headers:
@@ -69,6 +72,7 @@ class ClientCall:
 
     async def write(self, message: Any) -> None:
         """Sends; raises as grpc.aio does once the call has ended."""
+        self._tap.sent(self._connection, message)
         data = message if isinstance(message, bytes) else message.SerializeToString()
         await _send(self._end, data)
 

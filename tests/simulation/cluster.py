@@ -11,18 +11,22 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from baton.v1 import common_pb2
 from tests.simulation import faults
 from tests.simulation.calls import Caller
 from tests.simulation.client import Client
 from tests.simulation.net import Connection, Network
 from tests.simulation.nodes import DecodeNode, Node, PrefillNode, RouterNode, Surroundings, WorkerNode
-from tests.simulation.plan import FAULT_PHASE_S, Fault, Plan, RequestPlan
+from tests.simulation.plan import FAULT_PHASE_S, Fault, Plan, RequestPlan, probe
 from tests.simulation.sometimes import Sometimes
 from tests.simulation.trace import Trace
 from tests.simulation.virtual_loop import Process, State, VirtualLoop
 from tests.simulation.witness import LeaseWitness
 
 LIVENESS_S = 20.0
+# How soon a cancel has reached both legs, and how soon after that nothing is held: a running step
+# may have to end. Both below every lease, so that expiry cannot hide a missing release.
+RELEASE_S, CLEAN_UP_S = 0.4, 1.2
 # What a request may end with. Anything else is a defect.
 OUTCOMES = frozenset(
     {
@@ -52,7 +56,7 @@ class SimCluster:
         self.net = Network(lambda source, target: rng.choice((0.0005, 0.01, 0.05)), str(plan.seed))
         self.around = Surroundings(plan, self.net, self, self.sometimes.hit)
         self.nodes: dict[str, Node] = {}
-        self.clients: list[Client] = []
+        self._by_request: dict[str, Client] = {}
         self.past: list[Process] = []
         self._loop = loop
         self._lives: dict[str, int] = {}
@@ -73,9 +77,11 @@ class SimCluster:
             self._loop.call_at(min(fault.at + fault.lasts_s, FAULT_PHASE_S), self._end, fault)
         if await self._passed(FAULT_PHASE_S + 0.001):
             self._heal()
-            if await self._rests("after the faults"):
+            if await self._rests("after the faults", LIVENESS_S):
                 self._probe()
-                await self._rests("after the probes")
+                await self._answered()
+                # No fault is left that clean-up could have to wait for.
+                await self._rests("after the probes", CLEAN_UP_S)
                 self._check_probes()
         self._collect_failures()
 
@@ -122,10 +128,26 @@ class SimCluster:
         self.trace.message(reader, writer, connection.kind, data, message)
         self._guard(self._account, connection, from_caller, message)
 
+    def sent(self, connection: Connection, message: Any) -> None:
+        """Tap: a caller sends a message."""
+        if connection.kind == "decode" and message.WhichOneof("message") == "reserve":
+            self._guard(self._check_resume, message.reserve.sequence)
+
     def answered(self, connection: Connection, message: Any) -> None:
-        """Tap: a server sent a message."""
-        if connection.kind == "kv" and message.WhichOneof("message") == "committed":
-            self._guard(self._witnesses[connection.names[1]].committed, connection)
+        """Tap: a server sends a message."""
+        if connection.kind not in ("kv", "decode"):
+            return
+        witness = self._witnesses[connection.names[1]]
+        match message.WhichOneof("message"):
+            case "committed":
+                self._guard(witness.committed, connection)
+            case "lease_outcome":
+                self._guard(witness.told, message.lease_outcome)
+
+    @property
+    def clients(self) -> list[Client]:
+        """All clients, in the order of their requests."""
+        return list(self._by_request.values())
 
     def ledgers(self) -> dict[str, dict[str, int]]:
         """What each node holds for requests."""
@@ -147,6 +169,14 @@ class SimCluster:
         node = self.nodes.get(name)
         if isinstance(node, WorkerNode):
             node.check_blocks()
+
+    def _check_resume(self, sequence: common_pb2.Sequence) -> None:
+        """A request is its tokens: an attempt begins with all that the client has."""
+        client = self._by_request[sequence.request_id]
+        output = list(sequence.token_ids)[sequence.num_prompt_tokens :]
+        assert output[: len(client.token_ids)] == client.token_ids, (
+            f"{sequence.request_id} was resumed with {output}; its client has {client.token_ids}"
+        )
 
     def _guard(self, check: Callable[..., None], *args: Any) -> None:
         try:
@@ -172,7 +202,7 @@ class SimCluster:
     def _send(self, request: RequestPlan) -> None:
         caller = Caller(self.net, self._people, self)
         client = Client(request, caller, lambda what: self._ended(request, what))
-        self.clients.append(client)
+        self._by_request[request.request_id] = client
         self._people.spawn(self._follow(client), f"client-{request.request_id}")
 
     async def _follow(self, client: Client) -> None:
@@ -191,12 +221,21 @@ class SimCluster:
             "DEADLINE_EXCEEDED": "deadline passed",
             "OVERLOADED": "queue overflow",
         }
+        if outcome == "cancelled" and request.request_id.startswith("probe"):
+            self._loop.call_later(RELEASE_S, self._check_released, request.request_id)
         if outcome in points:
             self.sometimes.hit(points[outcome])
         if outcome == "UNAVAILABLE" and request.patience_s:
             self.sometimes.hit("a slow reader was cut off")
-        if outcome == "finished" and self.sometimes.resumed(request.request_id) >= 2:
+        if outcome == "finished" and len(self.sometimes.attempts_of(request.request_id)) > 2:
             self.sometimes.hit("resumed twice, then finished")
+
+    def _check_released(self, request_id: str) -> None:
+        """A cancel has reached both legs, where no fault was in its way."""
+        attempts = self.sometimes.attempts_of(request_id)
+        for node in self.nodes.values():
+            if isinstance(node, WorkerNode) and any(a in node.worker._attempts for a in attempts):
+                self.fail(f"{node.name} still has {request_id}, {RELEASE_S:g} s after it was cancelled")
 
     def _begin(self, fault: Fault) -> None:
         self.trace.note(">".join(fault.target), f"{fault.kind} begins")
@@ -225,13 +264,20 @@ class SimCluster:
             return True
         return False
 
-    async def _rests(self, when: str) -> bool:
+    async def _answered(self) -> None:
+        """Waits until every request has its outcome."""
         deadline = self.now() + LIVENESS_S
+        while not all(client.outcome for client in self.clients) and self.now() < deadline:
+            if not await self._passed(self.now() + 0.1):
+                return
+
+    async def _rests(self, when: str, limit_s: float) -> bool:
+        deadline = self.now() + limit_s
         while (unrest := self._unrest()) and self.now() < deadline:
             if not await self._passed(self.now() + 0.25):
                 return False
         if unrest:
-            self.fail(f"not at rest {LIVENESS_S:g} s {when}: {unrest}")
+            self.fail(f"not at rest {limit_s:g} s {when}: {unrest}")
         return not unrest
 
     def _unrest(self) -> str:
@@ -276,26 +322,15 @@ class SimCluster:
         return [node for node in self.nodes.values() if isinstance(node, RouterNode)]
 
     def _probe(self) -> None:
-        rng = random.Random(f"{self.plan.seed}/probes")
-        for index in range(2 * len(self.plan.routers)):
-            self._send(
-                RequestPlan(
-                    request_id=f"probe{index}",
-                    at=self.now() + 0.1 * index,
-                    router=self.plan.routers[index % len(self.plan.routers)],
-                    prompt=tuple(rng.randrange(2, 90) for _ in range(rng.randint(1, 30))),
-                    max_tokens=rng.randint(2, 6),
-                    seed=index,
-                    stop_token_ids=(),
-                    deadline_s=None,
-                    cancel_after_s=None,
-                    patience_s=0.0,
-                )
-            )
+        """New requests on the healed cluster; every other one is cancelled."""
+        for index in range(6):
+            request = probe(self.plan, index, self.now() + 0.1 * index)
+            self._send(request)
 
     def _check_probes(self) -> None:
         for client in self.clients:
-            if client.plan.request_id.startswith("probe") and client.outcome not in ("", "finished"):
+            is_probe = client.plan.request_id.startswith("probe")
+            if is_probe and client.outcome not in ("", "finished", "cancelled"):
                 self.fail(f"with everything healed, {client.plan.request_id} ended {client.outcome}")
 
     def _collect_failures(self) -> None:

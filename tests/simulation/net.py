@@ -202,7 +202,10 @@ class Connection:
             self._net.forget(self)
 
     def _up(self, item: Any) -> None:
-        if not self._is_accepted:
+        if self.server.over is not None:
+            # Broken before it got here.
+            pass
+        elif not self._is_accepted:
             self._is_accepted = True
             self._net.accept(self, item)
         else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tests.simulation.tattletale import VOCAB
 
-FAULT_PHASE_S = 40.0
+FAULT_PHASE_S = 30.0
 LINK_KINDS = ("delay", "reset", "silence", "clog", "partition", "frames")
 NODE_KINDS = ("crash", "gone", "pause", "slow")
 REGISTRY_KINDS = ("registry_down", "registry_stale", "registry_emptied")
@@ -94,7 +94,7 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
         for index in range(rng.choice((1, 2, 2, 3)))
     )
     # Below the 2 s after which a silent session ends, only the lease itself can tell that its router is gone.
-    lease_ttl_s = rng.choice((1.4, 2.5, 5.0))
+    lease_ttl_s = rng.choice((1.4, 1.4, 2.5, 5.0))
     return Plan(
         seed=seed,
         routers=routers,
@@ -121,7 +121,7 @@ def _worker(role: str, index: int, rng: random.Random) -> WorkerPlan:
         block_size=block_size,
         layout=rng.choice(("HND", "NHD")),
         dtype=rng.choice(DTYPES),
-        step_s=rng.choice((0.05, 0.1, 0.2)),
+        step_s=rng.choice((0.03, 0.1, 0.3)),
         credit_tokens=rng.choice((60, 120, 400)),
     )
 
@@ -170,6 +170,23 @@ def _request(index: int, manners: _Manners, rng: random.Random) -> RequestPlan:
     )
 
 
+def probe(plan: Plan, index: int, at: float) -> RequestPlan:
+    """One of the requests that show that a healed cluster works; those of odd number are cancelled."""
+    rng = random.Random(f"{plan.seed}/probe/{index}")
+    return RequestPlan(
+        request_id=f"probe{index}",
+        at=at,
+        router=plan.routers[index // 2 % len(plan.routers)],
+        prompt=tuple(rng.randrange(2, VOCAB) for _ in range(rng.randint(1, 30))),
+        max_tokens=30 if index % 2 else rng.randint(4, 8),
+        seed=index,
+        stop_token_ids=(),
+        deadline_s=None,
+        cancel_after_s=rng.uniform(0.1, 1.0) if index % 2 else None,
+        patience_s=0.0,
+    )
+
+
 def _faults(
     seed: int, routers: tuple[str, ...], workers: tuple[WorkerPlan, ...], lease_ttl_s: float
 ) -> tuple[Fault, ...]:
@@ -180,6 +197,7 @@ def _faults(
     names = [worker.name for worker in workers]
     faults = [_fault(rng.choice(kinds), routers, names, lease_ttl_s, rng) for _ in range(rng.randint(4, 16))]
     faults += _storm(rng, routers, names) if rng.random() < 0.4 else []
+    faults += _naps(rng, names, lease_ttl_s) if rng.random() < 0.3 else []
     # Nothing would be resumed if nobody died while it had work.
     for role in ("prefill", "decode"):
         at, lasts_s = rng.uniform(5.0, FAULT_PHASE_S - 10), rng.uniform(0.1, 3.0)
@@ -198,16 +216,30 @@ def _storm(rng: random.Random, routers: tuple[str, ...], names: list[str]) -> li
         ((prefill, router), (decode,)),
     )
     link, victims = rng.choice(scenes)
-    start, delay_s = rng.uniform(4.0, 15.0), rng.uniform(0.4, 1.6)
-    slow = Fault(at=start, kind="delay", target=link, lasts_s=20.0, amount=delay_s)
+    start, delay_s = rng.uniform(3.0, 12.0), rng.uniform(0.4, 1.6)
+    slow = Fault(at=start, kind="delay", target=link, lasts_s=16.0, amount=delay_s)
     return [slow] + [
         Fault(
-            at=start + rng.uniform(1.0, 19.0),
+            at=start + rng.uniform(1.0, 15.0),
             kind="reset" if len(victims) == 2 else rng.choice(("crash", "gone")),
             target=victims,
             lasts_s=rng.uniform(0.02, 0.2),
         )
         for _ in range(rng.randint(4, 8))
+    ]
+
+
+def _naps(rng: random.Random, names: list[str], lease_ttl_s: float) -> list[Fault]:
+    """Decode workers that sleep a little longer than their leases live."""
+    decodes = [name for name in names if name.startswith("decode")]
+    return [
+        Fault(
+            at=rng.uniform(3.0, FAULT_PHASE_S - 3),
+            kind="pause",
+            target=(rng.choice(decodes),),
+            lasts_s=rng.uniform(1.02, 1.4) * lease_ttl_s,
+        )
+        for _ in range(6)
     ]
 
 
@@ -218,13 +250,13 @@ def _fault(
     lasts_s = rng.choice((rng.uniform(0.05, 0.3), rng.uniform(0.2, 5.0)))
     if kind in LINK_KINDS:
         target = _link(kind, routers, workers, rng)
-        amount = rng.uniform(0.05, 0.8) if kind == "delay" else rng.uniform(0.05, 0.5)
+        amount = rng.uniform(0.05, 0.8) if kind == "delay" else rng.choice((rng.uniform(0.05, 0.5), 0.9))
     elif kind in NODE_KINDS:
         # A router's death ends its clients' requests, so it is rarer.
         target = (rng.choice([*workers, *workers, *routers]),)
         amount = rng.uniform(2, 10)
         if kind == "pause":
-            lasts_s = rng.uniform(0.5, 3.0) * lease_ttl_s
+            lasts_s = rng.choice((rng.uniform(0.5, 3.0), rng.uniform(1.02, 1.4))) * lease_ttl_s
     else:
         target = ()
     return Fault(at=at, kind=kind, target=target, lasts_s=lasts_s, amount=amount)

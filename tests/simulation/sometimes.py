@@ -70,9 +70,9 @@ class Sometimes:
             case "kv", _ if not isinstance(message, memoryview):
                 self._kv(connection, message)
 
-    def resumed(self, request_id: str) -> int:
-        """How many further attempts a request had."""
-        return len(self._attempts.get(request_id, ())) - 1
+    def attempts_of(self, request_id: str) -> list[bytes]:
+        """All attempts at a request that a decode worker has heard of."""
+        return self._attempts.get(request_id, [])
 
     @property
     def num_resumes(self) -> int:

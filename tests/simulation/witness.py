@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from baton.v1 import kv_transfer_service_pb2
+from baton.v1 import common_pb2, decode_service_pb2, kv_transfer_service_pb2
 from tests.simulation.net import Connection
 
 
@@ -42,7 +42,7 @@ class LeaseWitness:
             case "release":
                 self._end(message.release.attempt_id, "released")
             case "abort_if_uncommitted":
-                self._end(message.abort_if_uncommitted.attempt_id, "aborted")
+                self._abort(message.abort_if_uncommitted.attempt_id)
             case "heartbeat":
                 for attempt_id in message.heartbeat.attempt_ids:
                     self._renew(attempt_id)
@@ -66,9 +66,22 @@ class LeaseWitness:
         assert age_s <= self._ttl_s + 1e-6, f"{attempt} committed {age_s:.3f} s after its last renewal"
         account.is_committed = True
 
+    def told(self, outcome: decode_service_pb2.LeaseOutcome) -> None:
+        """The worker tells a router where a lease ended up: what was committed is not gone."""
+        account = self._accounts.get(outcome.attempt_id)
+        if account is None or not account.is_committed or account.ended or outcome.HasField("committed"):
+            return
+        attempt = f"{self._name}: attempt {outcome.attempt_id.hex()[:6]}"
+        assert outcome.gone == common_pb2.GONE_REASON_EXPIRED, f"{attempt} was committed, and is called gone"
+
     def _end(self, attempt_id: bytes, how: str) -> None:
         account = self._accounts.setdefault(attempt_id, _Account(self._now()))
         account.ended = account.ended or how
+
+    def _abort(self, attempt_id: bytes) -> None:
+        account = self._accounts.get(attempt_id)
+        if account is None or not account.is_committed:
+            self._end(attempt_id, "aborted")
 
     def _renew(self, attempt_id: bytes) -> None:
         account = self._accounts.get(attempt_id)

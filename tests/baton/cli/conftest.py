@@ -61,6 +61,7 @@ class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
             chunk = inference_service_pb2.Chunk(start_index=index, token_ids=[100 + index], text=word)
             yield inference_service_pb2.GenerateResponse(chunk=chunk)
         if self.breaks_off:
+            context.set_trailing_metadata((("baton-error-code", "UNAVAILABLE"),))
             context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is lost")
         yield inference_service_pb2.GenerateResponse(
             summary=inference_service_pb2.Summary(

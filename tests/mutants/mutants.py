@@ -1,0 +1,227 @@
+"""Bugs put back on purpose: each is one small patch of the product, with the reason it would hurt.
+
+The simulation must catch every one of them; a mutant that survives shows a hole in the
+laws or in the faults. A patch lives as long as its context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from decode_worker.worker import DecodeWorker
+from engine.scheduler import Scheduler
+from kvtransfer import wire
+from kvtransfer.contract import Answer, Gone, GoneReason
+from kvtransfer.lease_table import LeaseTable
+from kvtransfer.receiver import IncomingWrite
+from prefill_worker.credits import CreditTable
+from prefill_worker.worker import PrefillWorker
+from router.generation import Generation
+from router.link import WorkerLink
+from router.prefill_link import PrefillLink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One bug. reason: what it would do to a user."""
+
+    name: str
+    reason: str
+    apply: Callable[[], AbstractContextManager[Any]]
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(reason: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Registers a function that returns the patch."""
+
+    def register(make: Callable[[], AbstractContextManager[Any]]) -> Callable[[], Any]:
+        MUTANTS.append(Mutant(name=make.__name__, reason=reason, apply=make))
+        return make
+
+    return register
+
+
+@mutant("blocks of a cancelled request are given away while a step still writes to them")
+def step_fence_skipped() -> Any:
+    return patch.object(Scheduler, "fence", property(lambda self: None))
+
+
+@mutant("a sender that was cut off writes into blocks that belong to somebody else by now")
+@contextmanager
+def lease_fence_skipped() -> Iterator[None]:
+    def nothing(self: Any, gone: Gone) -> None:
+        """The lease has ended; the stream does not hear of it."""
+
+    with (
+        patch.object(IncomingWrite, "fence", nothing),
+        patch.object(IncomingWrite, "_refused", lambda self, now: None),
+        patch.object(LeaseTable, "check", lambda self, lease, now: None),
+    ):
+        yield
+
+
+@mutant("the KV of another prompt is sent: blocks are reused before the receiver has them")
+def freed_before_acknowledgement() -> Any:
+    sampled = PrefillWorker._token_sampled
+
+    def free_at_once(self: Any, attempt: Any, event: Any) -> None:
+        sampled(self, attempt, event)
+        if attempt.request.block_ids and not attempt.request.is_finished:
+            self._free(attempt.request.block_ids)
+            attempt.request.block_ids = []
+
+    return patch.object(PrefillWorker, "_token_sampled", free_at_once)
+
+
+@mutant("a cancelled request keeps its blocks until its lease expires")
+def no_release_on_cancel() -> Any:
+    def forget(self: Any, attempt_id: bytes) -> None:
+        self._inboxes.pop(attempt_id, None)
+
+    return patch.object(WorkerLink, "detach", forget)
+
+
+@mutant("the first token is missing if the prefill worker's message is lost")
+def first_token_gap() -> Any:
+    committed = DecodeWorker._committed
+
+    def silently(self: Any, lease: Any, first_token: Any) -> None:
+        with patch.object(DecodeWorker, "_send_tokens", lambda self, by_session: None):
+            committed(self, lease, first_token)
+
+    return patch.object(DecodeWorker, "_committed", silently)
+
+
+@mutant("what became of an attempt is forgotten at once")
+def tombstone_missing() -> Any:
+    return patch.object(LeaseTable, "_bury", lambda self, attempt_id, outcome, now: None)
+
+
+@mutant("a lease lives for ever: KV is accepted long after its router gave up renewing")
+@contextmanager
+def lease_never_expires() -> Iterator[None]:
+    reserve = LeaseTable.reserve
+
+    def for_ever(self: Any, *args: Any, **options: Any) -> Any:
+        self.ttl_s = 1e9
+        return reserve(self, *args, **options)
+
+    with patch.object(LeaseTable, "reserve", for_ever):
+        yield
+
+
+@mutant("a prefill worker keeps a lease alive that no router wants any more")
+def lease_renewed_by_the_sender() -> Any:
+    frame = IncomingWrite.frame
+
+    def renewing(self: Any, buffer: Any, now: float) -> Any:
+        self.lease.expires_at = now + self._receiver.leases.ttl_s
+        return frame(self, buffer, now)
+
+    return patch.object(IncomingWrite, "frame", renewing)
+
+
+@mutant("a prefill worker takes fewer and fewer prompts, and then none")
+def credit_leaked() -> Any:
+    return patch.object(CreditTable, "restore", lambda self, session_id, cost: [])
+
+
+@mutant("a prefill worker takes more prompts than it has room for")
+def credit_granted_twice() -> Any:
+    restore = CreditTable.restore
+
+    def twice(self: Any, session_id: int, cost: int) -> Any:
+        return restore(self, session_id, cost) + restore(self, session_id, cost)
+
+    return patch.object(CreditTable, "restore", twice)
+
+
+@mutant("credit of a prompt that was refused a reservation is lost")
+def credit_not_given_back() -> Any:
+    def lose(self: Any, attempt_id: bytes) -> None:
+        self._costs.pop(attempt_id, None)
+
+    return patch.object(PrefillLink, "give_back", lose)
+
+
+@mutant("the client sees the first token twice")
+def no_dedupe_by_index() -> Any:
+    deliver = Generation._deliver
+
+    def all_of_it(self: Any, event: Any) -> None:
+        event.start_index = len(self.token_ids)
+        deliver(self, event)
+
+    return patch.object(Generation, "_deliver", all_of_it)
+
+
+@mutant("a bit that flipped on the way becomes a wrong answer")
+def frame_digest_not_verified() -> Any:
+    return patch.object(wire, "_digest", lambda fields, payload: 0)
+
+
+@mutant("a resumed request computes its answer again from the start")
+def resume_forgets_tokens() -> Any:
+    sequence = Generation._sequence
+
+    def from_the_start(self: Any) -> Any:
+        token_ids, self.token_ids = self.token_ids, []
+        try:
+            return sequence(self)
+        finally:
+            self.token_ids = token_ids
+
+    return patch.object(Generation, "_sequence", from_the_start)
+
+
+@mutant("a request waits for an answer that never comes")
+def abort_if_uncommitted_ignored() -> Any:
+    return patch.object(DecodeWorker, "_abort_if_uncommitted", lambda self, session, attempt_id, now: None)
+
+
+@mutant("a committed request is given up, and its blocks with it, when its prefill worker dies")
+def abort_does_not_look_at_the_commit() -> Any:
+    def abort(self: Any, attempt_id: bytes, now: float) -> Any:
+        self.release(attempt_id, GoneReason.CANCELLED, now)
+        return Gone(GoneReason.CANCELLED)
+
+    return patch.object(LeaseTable, "abort_if_uncommitted", abort)
+
+
+@mutant("an attempt that ends twice gives its blocks back twice")
+def release_not_idempotent() -> Any:
+    end = PrefillWorker._end
+
+    def again(self: Any, attempt: Any, error: Any) -> None:
+        self._attempts.setdefault(attempt.attempt_id, attempt)
+        end(self, attempt, error)
+
+    return patch.object(PrefillWorker, "_end", again)
+
+
+@mutant("a request decodes with holes in its KV")
+def commit_without_coverage() -> Any:
+    commit = IncomingWrite.commit
+
+    def blindly(self: Any, num_frames: int, first_token: Any, now: float) -> Answer:
+        self._indices = set(range(num_frames))
+        self._covered_NL[:] = True
+        return commit(self, num_frames, first_token, now)
+
+    return patch.object(IncomingWrite, "commit", blindly)
+
+
+@mutant("a step's result is applied to requests that have left")
+def result_of_a_request_that_left() -> Any:
+    remove = Scheduler.remove
+
+    def keep(self: Any, attempt_id: bytes) -> Any:
+        return None if self.fence is not None else remove(self, attempt_id)
+
+    return patch.object(Scheduler, "remove", keep)
