@@ -89,6 +89,10 @@ class RedisRegistry:
         self.num_failures = 0
         self._refused_keys: set[bytes] = set()
 
+    async def check(self) -> None:
+        """Raises Unavailable unless Redis answers."""
+        await self._asking(self._redis.ping())
+
     async def register(self, info: WorkerInfo, ttl_s: float) -> None:
         """Announces a worker for ttl_s seconds. Raises Unavailable when Redis cannot be reached."""
         await self._asking(self._redis.set(self._key(info), encode(info), px=max(1, round(ttl_s * 1000))))

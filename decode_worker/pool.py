@@ -145,8 +145,16 @@ def _connect(config: PoolConfig) -> str:
             log_to_driver=False,
             configure_logging=False,
         )
+    _protect_token()
     url = context.dashboard_url
     return f"http://{url}" if url else ""
+
+
+def _protect_token() -> None:
+    """Ray makes its token readable for everybody, and whoever has it can run code on the cluster."""
+    token = Path.home() / ".ray" / "auth_token"
+    if token.is_file() and token.stat().st_uid == os.getuid():
+        token.chmod(0o600)
 
 
 def _remove_left_over(name: str, namespace: str) -> None:

@@ -35,6 +35,7 @@ from baton.cluster.supervisor import Supervisor
 from baton.errors import BatonError, ConfigError, Unavailable
 from baton.models import ModelDir
 from baton.redis_server import EmbeddedRedis
+from baton.registry import RedisRegistry
 from baton.v1 import admin_service_pb2
 
 Report = Callable[[str], None]
@@ -75,10 +76,15 @@ class LocalCluster:
         Raises:
             ConfigError: a port is taken, or log_dir cannot be made; nothing was started.
             ModelError: the model is missing or damaged; nothing was started.
-            Unavailable: a role failed, with the end of its log, or start_timeout_s passed.
+            Unavailable: redis_url does not answer; a role failed, with the end of its log; start_timeout_s
+                passed.
         """
         config = _resolved(config)
         ports = _claim_ports(config)
+        if config.redis_url:
+            # Now, and not when start_timeout_s has passed without a worker in sight.
+            async with RedisRegistry(config.redis_url, config.namespace) as registry:
+                await registry.check()
         async with AsyncExitStack() as resources:
             guard = await resources.enter_async_context(Guard())
             redis_url = config.redis_url or (await resources.enter_async_context(EmbeddedRedis())).url

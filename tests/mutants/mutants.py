@@ -121,7 +121,7 @@ def lease_renewed_by_the_sender() -> Any:
     frame = IncomingWrite.frame
 
     def renewing(self: Any, buffer: Any, now: float) -> Any:
-        self.lease.expires_at = now + self._receiver.leases.ttl_s
+        self._receiver.leases.renew([self.lease.attempt_id], now)
         return frame(self, buffer, now)
 
     return patch.object(IncomingWrite, "frame", renewing)
