@@ -8,7 +8,9 @@ no worker at all, waiting requests are kept for a short grace and then fail.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from baton.errors import Unavailable
 from router.buckets import BucketQueue, Waiting
@@ -17,6 +19,8 @@ from router.fleet import Fleet
 from router.prefill_link import PrefillLink
 
 RETRY_WITHOUT_WORKERS_S = 5.0
+
+LinkT = TypeVar("LinkT", PrefillLink, DecodeLink)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +146,8 @@ class Dispatcher:
         assert decode is not None
         decode.hold(ticket.attempt_id, ticket.kv_tokens)
         cost = prefill.take(ticket.attempt_id, ticket.num_tokens)
+        prefill.breaker.placed()
+        decode.breaker.placed()
         ticket.assigned.set_result(
             Assignment(attempt_id=ticket.attempt_id, prefill=prefill, cost=cost, decode=decode)
         )
@@ -154,14 +160,18 @@ class Dispatcher:
 
     def _prefill_for(self, ticket: Ticket) -> PrefillLink | None:
         assert self._fleet is not None
-        able = [link for link in self._fleet.prefill_links() if link.can_take(ticket.num_tokens)]
+        trusted = _trusted(self._fleet.prefill_links())
+        able = [link for link in trusted if link.can_take(ticket.num_tokens)]
         return max(
-            able, key=lambda link: (_is_other(link, ticket), link.credit, -link.num_attempts), default=None
+            able,
+            key=lambda link: (_is_other(link, ticket), link.credit, -link.num_attempts),
+            default=None,
         )
 
     def _decode_for(self, ticket: Ticket) -> DecodeLink | None:
         assert self._fleet is not None
-        able = [link for link in self._fleet.decode_links() if link.can_take(ticket.kv_tokens)]
+        trusted = _trusted(self._fleet.decode_links())
+        able = [link for link in trusted if link.can_take(ticket.kv_tokens)]
         return max(
             able,
             key=lambda link: (_is_other(link, ticket), link.num_free_blocks, -link.num_attempts),
@@ -194,6 +204,12 @@ class Dispatcher:
                         retry_after_s=RETRY_WITHOUT_WORKERS_S,
                     )
                 )
+
+
+def _trusted(links: Iterator[LinkT]) -> list[LinkT]:
+    """The links whose breaker allows an attempt; all of them if none does, for there is no better choice."""
+    candidates, now = list(links), asyncio.get_running_loop().time()
+    return [link for link in candidates if link.breaker.allows(now)] or candidates
 
 
 def _is_other(link: PrefillLink | DecodeLink, ticket: Ticket) -> bool:

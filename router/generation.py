@@ -117,7 +117,7 @@ class Generation:
     async def _attempt(self) -> None:
         inbox = Inbox(self._rng.randbytes(16))
         assignment = await self._queue(inbox.attempt_id)
-        with self._held(assignment, inbox), self._blaming(assignment):
+        with self._held(assignment, inbox), self._judging(assignment):
             lease = await self._reserve(assignment, inbox)
             self._send_prefill(assignment, inbox, lease)
             await self._follow(assignment, inbox)
@@ -145,13 +145,27 @@ class Generation:
         return assignment
 
     @contextmanager
-    def _blaming(self, assignment: Assignment) -> Iterator[None]:
-        """A pair that failed this request is not its first choice again, whichever of the two it was."""
+    def _judging(self, assignment: Assignment) -> Iterator[None]:
+        """Tells the breakers how the attempt went, and makes a failed pair the last choice for this request.
+
+        A failure counts against both workers: which of the two it was shows in their next attempts, with
+        others. Errors of the request or its client count against nobody.
+        """
+        links = (assignment.prefill, assignment.decode)
         try:
             yield
         except Unavailable:
-            self._avoid |= {assignment.prefill.info.incarnation, assignment.decode.info.incarnation}
+            self._avoid |= {link.info.incarnation for link in links}
+            now = asyncio.get_running_loop().time()
+            for link in links:
+                link.breaker.failed(now)
             raise
+        except BaseException:
+            for link in links:
+                link.breaker.ended()
+            raise
+        for link in links:
+            link.breaker.succeeded()
 
     @contextmanager
     def _held(self, assignment: Assignment, inbox: Inbox) -> Iterator[None]:

@@ -18,6 +18,7 @@ from baton.logs import get_logger
 from baton.ports import WorkerInfo
 from baton.sessions import StreamSession, converse, first_message
 from baton.v1 import admin_service_pb2, common_pb2
+from router.breaker import Breaker
 from router.events import Event, Inbox, LinkLost
 
 SendT = TypeVar("SendT")
@@ -48,6 +49,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         self.state = "connecting"
         self.reason = ""
         self.was_ready = False
+        self.breaker = Breaker()
         self._identity = identity
         self._dial = dial
         self._on_change = on_change

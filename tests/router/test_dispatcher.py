@@ -280,3 +280,22 @@ async def test_workers_that_failed_a_request_are_taken_only_if_no_other_can() ->
             next(IDS), 10, 10, enqueued_at=loop.time(), is_new=True, avoid=everybody
         )
         again.undo()
+
+
+async def test_a_worker_whose_breaker_is_open_gets_nothing_unless_it_is_the_only_one() -> None:
+    async with staged() as stage:
+        await stage.prefill("prefill-0", budget=4096)
+        await stage.decode("decode-0")
+        now = asyncio.get_running_loop().time()
+        for link in stage.fleet.links:
+            for _ in range(5):
+                link.breaker.failed(now)
+        alone = await result(assign(stage))
+        assert (alone.prefill.name, alone.decode.name) == ("prefill-0", "decode-0")
+        alone.undo()
+        await stage.prefill("prefill-1", budget=50)
+        await stage.decode("decode-1")
+        # prefill-0 has far more credit; it is still not chosen.
+        other = await result(assign(stage, 20, 30))
+        assert (other.prefill.name, other.decode.name) == ("prefill-1", "decode-1")
+        other.undo()
