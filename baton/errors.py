@@ -9,6 +9,7 @@
     |   `-- KvTransferFailed UNAVAILABLE          retry      the KV did not arrive intact
     |-- DeadlineExceeded     DEADLINE_EXCEEDED    no retry   the caller's time is up
     |-- Cancelled            CANCELLED            no retry   the caller gave up
+    |-- PoisonRequest        INTERNAL             no retry   workers die of it, also when it runs alone
     |-- NonFiniteLogits      INTERNAL             no retry   the model produced NaN or infinity
     |-- IncompatiblePeer     FAILED_PRECONDITION  no retry   fingerprints differ; names the field
     |-- ModelError           FAILED_PRECONDITION  no retry   a model folder cannot be used; names the file
@@ -102,6 +103,12 @@ class Cancelled(BatonError):
 
     code = "CANCELLED"
     status = "CANCELLED"
+
+
+class PoisonRequest(BatonError):
+    """Workers died of this request again and again, at last when it had a step to itself."""
+
+    code = "POISON_REQUEST"
 
 
 class NonFiniteLogits(BatonError):

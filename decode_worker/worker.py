@@ -63,7 +63,7 @@ class DecodeWorker:
             on_lost=self._lost,
         )
         self._attempts: dict[bytes, Attempt] = {}
-        self._steps = StepLoop(engine.scheduler, engine.runner, self._on_step)
+        self._steps = StepLoop(engine.scheduler, engine.runner, self._on_step, self._announce_alone)
         self._expiry: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -193,6 +193,12 @@ class DecodeWorker:
         gone = decode_service_pb2.LeaseOutcome(attempt_id=lease.attempt_id, gone=to_wire_reason(reason))
         self._send(lease.payload.session, DecodeServiceSessionResponse(lease_outcome=gone))
         self._end(lease.payload, reason)
+
+    def _announce_alone(self, attempt_id: bytes, ended: bool) -> None:
+        attempt = self._attempts.get(attempt_id)
+        if attempt is not None:
+            step = common_pb2.AloneStep(attempt_id=attempt_id, ended=ended)
+            self._send(attempt.session, DecodeServiceSessionResponse(alone_step=step))
 
     def _on_step(self, events: list[Event]) -> None:
         by_session: dict[RouterSession, list[common_pb2.TokenEvent]] = {}

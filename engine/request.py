@@ -56,6 +56,7 @@ class Request:
     num_prompt_tokens: how many of them the user sent; a resume keeps this.
     params: resolved sampling parameters.
     prefill_only: leaves the scheduler, with its blocks, once the next token is sampled.
+    alone: it gets steps of its own, because workers died while it ran.
     sample_index: which of the n answers to one prompt this is; part of the random key.
     block_ids: blocks of the paged cache, in token order. Whoever holds the request owns them.
     num_computed_tokens: leading tokens whose KV is stored. The KV of the last sampled
@@ -67,6 +68,7 @@ class Request:
     num_prompt_tokens: int
     params: SamplingParams
     prefill_only: bool = False
+    alone: bool = False
     sample_index: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

@@ -81,6 +81,14 @@ class Scheduler:
         self._running: dict[bytes, Request] = {}
         self._step_id = 0
         self._in_flight: list[Chunk] | None = None
+        self._was_alone = False
+
+    @property
+    def alone_in_flight(self) -> bytes | None:
+        """The attempt that has the step in flight to itself because it asked for that; else None."""
+        if self._in_flight is None or not self._in_flight[0].request.alone:
+            return None
+        return self._in_flight[0].request.attempt_id
 
     @property
     def num_running(self) -> int:
@@ -136,8 +144,7 @@ class Scheduler:
         if self._in_flight is not None:
             raise RuntimeError(f"step {self._step_id} is still in flight")
         self._admit()
-        chunks = list(self._decode_chunks())
-        chunks += self._prompt_chunks(self._config.max_batch_tokens - len(chunks))
+        chunks = self._alone_chunks() or self._shared_chunks()
         if not chunks:
             return None
         self._step_id += 1
@@ -194,13 +201,32 @@ class Scheduler:
                     request.move_to(RequestStatus.PREFILLING)
                 self._running[request.attempt_id] = held.pop(request.attempt_id)
 
+    def _alone_chunks(self) -> list[Chunk]:
+        """The next alone request's chunk, every other step at most while others have work too."""
+        alone = next((request for request in self._running.values() if request.alone), None)
+        others = any(not request.alone for request in self._running.values())
+        if alone is None or (self._was_alone and others):
+            self._was_alone = False
+            return []
+        self._was_alone = True
+        # To the end of the line, so that several of them take turns.
+        self._running[alone.attempt_id] = self._running.pop(alone.attempt_id)
+        if alone.status is RequestStatus.DECODING:
+            return [Chunk.of(alone, 1)]
+        limit = min(self._config.chunk_tokens, self._config.max_batch_tokens)
+        return [Chunk.of(alone, min(alone.num_pending_tokens, limit))]
+
+    def _shared_chunks(self) -> list[Chunk]:
+        chunks = list(self._decode_chunks())
+        return chunks + self._prompt_chunks(self._config.max_batch_tokens - len(chunks))
+
     def _decode_chunks(self) -> Iterator[Chunk]:
         for request in self._running.values():
-            if request.status is RequestStatus.DECODING:
+            if request.status is RequestStatus.DECODING and not request.alone:
                 yield Chunk.of(request, 1)
 
     def _prompt_chunks(self, budget: int) -> list[Chunk]:
-        prompts = [r for r in self._running.values() if r.status is RequestStatus.PREFILLING]
+        prompts = [r for r in self._running.values() if r.status is RequestStatus.PREFILLING and not r.alone]
         if not prompts or budget < 1:
             return []
         oldest, longest = prompts[0], self._config.chunk_tokens

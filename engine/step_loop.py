@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from engine.batch import ForwardBatch, StepOutput
 from engine.scheduler import Event, Scheduler
 from engine.step_runner import StepRunner
 from engine.step_watch import StepWatch
+
+# Time for a message to leave the process; spent only on requests that are suspected.
+ANNOUNCE_S = 0.01
 
 
 class StepLoop:
@@ -19,14 +23,20 @@ class StepLoop:
 
     handle: called with the events of every step, on the event loop. It owns the
         blocks of every request that an event says has left the scheduler.
+    announce: called with (attempt_id, ended) around each step that one request has to itself.
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: StepRunner, handle: Callable[[list[Event]], None]
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        handle: Callable[[list[Event]], None],
+        announce: Callable[[bytes, bool], None] = lambda _attempt_id, _ended: None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._handle = handle
+        self._announce = announce
         self._work = asyncio.Event()
         self._watch = StepWatch()
 
@@ -42,10 +52,20 @@ class StepLoop:
                 self._work.clear()
                 await self._work.wait()
                 continue
-            self._watch.begin(self._now())
-            output = await self._runner.execute(batch)
-            self._watch.end(self._now())
-            self._handle(self._scheduler.apply(output))
+            self._handle(self._scheduler.apply(await self._execute(batch)))
+
+    async def _execute(self, batch: ForwardBatch) -> StepOutput:
+        alone = self._scheduler.alone_in_flight
+        if alone is not None:
+            self._announce(alone, False)
+            # The word must be out before a step that may end the process.
+            await asyncio.sleep(ANNOUNCE_S)
+        self._watch.begin(self._now())
+        output = await self._runner.execute(batch)
+        self._watch.end(self._now())
+        if alone is not None:
+            self._announce(alone, True)
+        return output
 
     @property
     def is_wedged(self) -> bool:

@@ -36,4 +36,4 @@ def read_sequence(attempt_id: bytes, sequence: common_pb2.Sequence, limits: Limi
         raise InvalidRequest(
             f"token_ids has ids outside the vocabulary of {limits.vocab_size}", field="token_ids"
         )
-    return Request(attempt_id, token_ids, sequence.num_prompt_tokens, params)
+    return Request(attempt_id, token_ids, sequence.num_prompt_tokens, params, alone=sequence.alone)

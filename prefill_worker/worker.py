@@ -67,7 +67,7 @@ class PrefillWorker:
         self._attempts: dict[bytes, Attempt] = {}
         self._sessions: dict[int, RouterSession] = {}
         self._session_ids = itertools.count()
-        self._steps = StepLoop(engine.scheduler, engine.runner, self._on_step)
+        self._steps = StepLoop(engine.scheduler, engine.runner, self._on_step, self._announce_alone)
 
     async def run(self) -> None:
         """Runs steps until cancelled; a failing step ends the worker."""
@@ -179,6 +179,12 @@ class PrefillWorker:
             error = DeadlineExceeded("the deadline passed while the prompt was computed")
             attempt.deadline = loop.call_later(sequence.remaining_ms / 1000, self._end, attempt, error)
         return attempt
+
+    def _announce_alone(self, attempt_id: bytes, ended: bool) -> None:
+        attempt = self._attempts.get(attempt_id)
+        if attempt is not None:
+            step = common_pb2.AloneStep(attempt_id=attempt_id, ended=ended)
+            self._send(attempt.session, PrefillServiceSessionResponse(alone_step=step))
 
     def _on_step(self, events: list[Event]) -> None:
         for event in events:

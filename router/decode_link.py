@@ -123,6 +123,8 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
             case "failed":
                 self._deliver(message.failed.attempt_id, message.failed)
                 self._inboxes.pop(message.failed.attempt_id, None)
+            case "alone_step":
+                self._deliver(message.alone_step.attempt_id, message.alone_step)
             case "heartbeat":
                 self._load = message.heartbeat
                 self._check_progress(message.heartbeat.is_wedged)

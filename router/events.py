@@ -19,6 +19,7 @@ class LinkLost:
 
 Event = (
     common_pb2.TokenEvent
+    | common_pb2.AloneStep
     | prefill_service_pb2.PrefillEnded
     | decode_service_pb2.ReserveResult
     | decode_service_pb2.LeaseOutcome

@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from baton.errors import (
     BatonError,
@@ -19,6 +20,7 @@ from baton.errors import (
     InvalidRequest,
     KvTransferFailed,
     Overloaded,
+    PoisonRequest,
     Unavailable,
     from_failure,
 )
@@ -30,7 +32,7 @@ from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest
 from router.config import RouterConfig
 from router.dispatcher import Assignment, Dispatcher
-from router.events import Inbox, LinkLost
+from router.events import Event, Inbox, LinkLost
 from router.fleet import Fleet
 from router.request import GenerationRequest
 from router.timeline import Timeline
@@ -40,6 +42,16 @@ log = get_logger(__name__)
 
 # Before a further attempt, with full jitter: many requests lose the same worker at the same moment.
 LONGEST_PAUSE_S = 0.2
+# A worker may die of anything; of the same request twice is a reason to look closer.
+DEATHS_BEFORE_ALONE = 2
+
+
+@dataclass(slots=True)
+class _Legs:
+    """How far one attempt is: the prefill worker is done with it; its KV is committed."""
+
+    prefill_done: bool = False
+    committed: bool = False
 
 
 class Generation:
@@ -76,6 +88,8 @@ class Generation:
         self._span = span
         self._rng = rng
         self._avoid: set[int] = set()
+        self._num_deaths = 0
+        self._is_suspect = False
 
     async def run(self) -> None:
         """Runs to the last token; raises the error the client is to see."""
@@ -116,6 +130,7 @@ class Generation:
 
     async def _attempt(self) -> None:
         inbox = Inbox(self._rng.randbytes(16))
+        self._is_suspect = False
         assignment = await self._queue(inbox.attempt_id)
         with self._held(assignment, inbox), self._judging(assignment):
             lease = await self._reserve(assignment, inbox)
@@ -228,32 +243,53 @@ class Generation:
 
     async def _follow(self, assignment: Assignment, inbox: Inbox) -> None:
         """Handles events until both legs are done; raises what ends the attempt."""
-        committed = prefill_done = False
-        while not (self.finish_reason and prefill_done):
+        legs = _Legs()
+        while not (self.finish_reason and legs.prefill_done):
             match await inbox.get():
                 case common_pb2.TokenEvent() as event:
                     self._deliver(event)
+                case common_pb2.AloneStep() as event:
+                    self._is_suspect = not event.ended
                 case prefill_service_pb2.PrefillEnded() as event:
-                    prefill_done = True
+                    legs.prefill_done = True
                     self._timeline.prefill_ended(event)
-                    if event.HasField("failure") and not committed:
+                    if event.HasField("failure") and not legs.committed:
                         self._prefill_failed(assignment, inbox, from_failure(event.failure))
                 case LinkLost(role=common_pb2.ROLE_PREFILL) as event:
-                    prefill_done = True
-                    if not committed and not self.finish_reason:
-                        self._prefill_failed(assignment, inbox, event.error)
-                case _ if self.finish_reason:
-                    # The answer is complete; only the prefill worker's report is still awaited.
-                    pass
-                case decode_service_pb2.LeaseOutcome() as event:
-                    if not event.HasField("committed"):
-                        reason = common_pb2.GoneReason.Name(event.gone).removeprefix("GONE_REASON_")
-                        raise KvTransferFailed(f"the lease at {assignment.decode.name} is gone: {reason}")
-                    committed = True
-                case decode_service_pb2.DecodeFailed() as event:
-                    raise from_failure(event.failure)
-                case LinkLost() as event:
-                    raise event.error
+                    self._prefill_lost(event, assignment, inbox, legs)
+                case event if not self.finish_reason:
+                    self._decode_said(event, assignment, legs)
+
+    def _prefill_lost(self, lost: LinkLost, assignment: Assignment, inbox: Inbox, legs: _Legs) -> None:
+        if not legs.prefill_done and not self.finish_reason:
+            self._count_death(lost)
+        legs.prefill_done = True
+        if not legs.committed and not self.finish_reason:
+            self._prefill_failed(assignment, inbox, lost.error)
+
+    def _decode_said(self, event: Event, assignment: Assignment, legs: _Legs) -> None:
+        """What the decode worker says beside tokens; not asked once the answer is complete."""
+        match event:
+            case decode_service_pb2.LeaseOutcome():
+                if not event.HasField("committed"):
+                    reason = common_pb2.GoneReason.Name(event.gone).removeprefix("GONE_REASON_")
+                    raise KvTransferFailed(f"the lease at {assignment.decode.name} is gone: {reason}")
+                legs.committed = True
+            case decode_service_pb2.DecodeFailed():
+                raise from_failure(event.failure)
+            case LinkLost():
+                if legs.committed:
+                    self._count_death(event)
+                raise event.error
+
+    def _count_death(self, lost: LinkLost) -> None:
+        """A worker died while it had this request in its batch; raises PoisonRequest if it died of it."""
+        self._num_deaths += 1
+        if self._is_suspect:
+            raise PoisonRequest(
+                f"workers died {self._num_deaths} times while this request ran, at last when it had a step "
+                "to itself; it will not be tried again"
+            ) from lost.error
 
     def _prefill_failed(self, assignment: Assignment, inbox: Inbox, error: BatonError) -> None:
         """Before the commit is known of, only the decode worker can tell whether it happened."""
@@ -296,4 +332,6 @@ class Generation:
         remaining_ms = 0
         if deadline_at is not None:
             remaining_ms = max(1, round(1000 * (deadline_at - asyncio.get_running_loop().time())))
-        return self.request.sequence(self.token_ids, remaining_ms, self._span.traceparent)
+        sequence = self.request.sequence(self.token_ids, remaining_ms, self._span.traceparent)
+        sequence.alone = self._num_deaths >= DEATHS_BEFORE_ALONE
+        return sequence

@@ -110,6 +110,8 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
             case "credit_reclaim":
                 self._share = message.credit_reclaim.share_tokens
                 self._return_credit(message.credit_reclaim.tokens)
+            case "alone_step":
+                self._deliver(message.alone_step.attempt_id, message.alone_step)
             case "heartbeat":
                 self._load = message.heartbeat
                 self._check_progress(message.heartbeat.is_wedged)

@@ -273,6 +273,7 @@ class Sequence(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     REMAINING_MS_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Identifier the client sees, for logs and traces."""
     num_prompt_tokens: _builtins.int
@@ -281,6 +282,8 @@ class Sequence(_message.Message):
     """W3C traceparent header of the request's span; empty when not traced."""
     remaining_ms: _builtins.int
     """Time left to the client's deadline, in milliseconds; 0 means none."""
+    alone: _builtins.bool
+    """Workers died under this request; it gets steps of its own."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt tokens followed by the tokens generated so far."""
@@ -298,10 +301,11 @@ class Sequence(_message.Message):
         sampling: Global___SamplingParams | None = ...,
         traceparent: _builtins.str = ...,
         remaining_ms: _builtins.int = ...,
+        alone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "num_prompt_tokens", b"num_prompt_tokens", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -348,6 +352,35 @@ class TokenEvent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenEvent: _TypeAlias = TokenEvent  # noqa: Y015
+
+@_typing.final
+class AloneStep(_message.Message):
+    """A step that one request has to itself begins or has ended. Sent only for
+    requests that were there when workers died: if the worker dies in between,
+    that request is the reason.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    attempt_id: _builtins.bytes
+    """Random 128 bits naming the attempt."""
+    ended: _builtins.bool
+    """Whether the step has ended."""
+    def __init__(
+        self,
+        *,
+        attempt_id: _builtins.bytes = ...,
+        ended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "ended", b"ended"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AloneStep: _TypeAlias = AloneStep  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):

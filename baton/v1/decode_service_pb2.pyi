@@ -436,6 +436,7 @@ class DecodeServiceSessionResponse(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    ALONE_STEP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _common_pb2.Hello:
         """First message."""
@@ -464,6 +465,10 @@ class DecodeServiceSessionResponse(_message.Message):
     def heartbeat(self) -> Global___DecodeWorkerHeartbeat:
         """Every 250 ms."""
 
+    @_builtins.property
+    def alone_step(self) -> _common_pb2.AloneStep:
+        """A step that one request has to itself."""
+
     def __init__(
         self,
         *,
@@ -474,12 +479,13 @@ class DecodeServiceSessionResponse(_message.Message):
         step: Global___StepEvents | None = ...,
         failed: Global___DecodeFailed | None = ...,
         heartbeat: Global___DecodeWorkerHeartbeat | None = ...,
+        alone_step: _common_pb2.AloneStep | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "reserve_result", "lease_outcome", "step", "failed", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "reserve_result", "lease_outcome", "step", "failed", "heartbeat", "alone_step"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

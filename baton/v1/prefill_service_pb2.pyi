@@ -397,6 +397,7 @@ class PrefillServiceSessionResponse(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    ALONE_STEP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _common_pb2.Hello:
         """First message."""
@@ -425,6 +426,10 @@ class PrefillServiceSessionResponse(_message.Message):
     def heartbeat(self) -> Global___PrefillWorkerHeartbeat:
         """Every 250 ms."""
 
+    @_builtins.property
+    def alone_step(self) -> _common_pb2.AloneStep:
+        """A step that one request has to itself."""
+
     def __init__(
         self,
         *,
@@ -435,12 +440,13 @@ class PrefillServiceSessionResponse(_message.Message):
         token: _common_pb2.TokenEvent | None = ...,
         ended: Global___PrefillEnded | None = ...,
         heartbeat: Global___PrefillWorkerHeartbeat | None = ...,
+        alone_step: _common_pb2.AloneStep | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "credit_grant", "credit_reclaim", "token", "ended", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "credit_grant", "credit_reclaim", "token", "ended", "heartbeat", "alone_step"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -358,3 +358,33 @@ def test_misuse_is_refused() -> None:
         engine.add(2, 8, status=RequestStatus.TRANSFERRING)
     with pytest.raises(ValueError, match="0 pending"):
         engine.add(3, 8, num_computed_tokens=8)
+
+
+def test_a_request_that_must_run_alone_shares_no_step_and_takes_every_other_one() -> None:
+    engine = Engine()
+    engine.add_decoding(1, 5, room=20)
+    suspect = engine.add_decoding(2, 5, room=20, alone=True)
+    engine.add(3, 40)
+    sequences, alone = [], []
+    for _ in range(4):
+        batch = engine.scheduler.next_batch()
+        assert batch is not None
+        sequences.append(batch.num_sequences)
+        alone.append(engine.scheduler.alone_in_flight)
+        engine.scheduler.apply(output_of(batch, [1] * len(batch.logits_rows)))
+    assert sequences == [1, 2, 1, 2]
+    assert alone == [suspect.attempt_id, None, suspect.attempt_id, None]
+    assert engine.scheduler.alone_in_flight is None
+
+
+def test_prompts_that_must_run_alone_take_turns() -> None:
+    engine = Engine()
+    for number in (1, 2):
+        engine.add(number, 30, alone=True)
+    order = []
+    while (batch := engine.scheduler.next_batch()) is not None:
+        assert batch.num_sequences == 1
+        order.append((engine.scheduler.alone_in_flight or b"")[-1])
+        engine.scheduler.apply(output_of(batch, [EOS] * len(batch.logits_rows)))
+    assert len(order) == 4
+    assert order[0] != order[1]
