@@ -17,6 +17,7 @@ from router.buckets import BucketQueue, Waiting
 from router.decode_link import DecodeLink
 from router.fleet import Fleet
 from router.prefill_link import PrefillLink
+from router.retry_budget import RetryBudget
 
 RETRY_WITHOUT_WORKERS_S = 5.0
 
@@ -56,10 +57,12 @@ class Dispatcher:
     """Gives waiting attempts their workers.
 
     queue: the waiting attempts.
+    retries: the further attempts left to this router.
     grace_s: how long they are kept while a role has no worker, in seconds.
     """
 
     def __init__(self, queue: BucketQueue[Ticket], *, grace_s: float) -> None:
+        self.retries = RetryBudget()
         self._queue = queue
         self._grace_s = grace_s
         self._fleet: Fleet | None = None

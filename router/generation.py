@@ -110,7 +110,9 @@ class Generation:
     async def _run_attempts(self) -> None:
         while True:
             try:
-                return await self._attempt()
+                await self._attempt()
+                self._dispatcher.retries.succeeded()
+                return
             except Overloaded as refusal:
                 if not self._timeline.was_dispatched:
                     raise
@@ -123,9 +125,10 @@ class Generation:
                     code=error.code,
                     reason=error.message,
                 )
-                self._timeline.num_attempts += 1
-                if self._timeline.num_attempts > self._config.max_attempts:
+                is_last = self._timeline.num_attempts >= self._config.max_attempts
+                if is_last or not self._dispatcher.retries.take():
                     raise
+                self._timeline.num_attempts += 1
                 await asyncio.sleep(self._rng.uniform(0, LONGEST_PAUSE_S))
 
     async def _attempt(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.errors import KvTransferFailed, to_failure
+import pytest
+
+from baton.errors import KvTransferFailed, PeerLost, to_failure
 from tests.fakes import until
 from tests.router.stage import NOTHING, staged, to_decode, to_prefill, workers
 
@@ -122,3 +124,17 @@ async def test_a_complete_answer_is_not_started_again_when_workers_die_behind_it
         assert not run.task.done()
         stage.kill("prefill-0")
         assert await run.answer() == [70]
+
+
+async def test_without_retries_left_the_first_failure_is_the_last() -> None:
+    async with staged() as stage:
+        prefill, decode = await workers(stage)
+        while stage.dispatcher.retries.take():
+            pass
+        run = stage.generate(max_tokens=2)
+        await to_prefill(prefill, decode)
+        stage.kill("decode-0")
+        with pytest.raises(PeerLost):
+            await run.answer()
+        assert run.generation._timeline.num_attempts == 1
+        assert stage.held() == NOTHING
