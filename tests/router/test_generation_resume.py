@@ -132,9 +132,11 @@ async def test_without_retries_left_the_first_failure_is_the_last() -> None:
         while stage.dispatcher.retries.take():
             pass
         run = stage.generate(max_tokens=2)
-        await to_prefill(prefill, decode)
+        command = await to_prefill(prefill, decode)
         stage.kill("decode-0")
         with pytest.raises(PeerLost):
             await run.answer()
         assert run.generation._timeline.num_attempts == 1
-        assert stage.held() == NOTHING
+        await prefill.command("cancel")
+        prefill.ended(command.attempt_id, cancelled=True)
+        await until(lambda: stage.held() == NOTHING)
