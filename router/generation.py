@@ -44,6 +44,8 @@ log = get_logger(__name__)
 LONGEST_PAUSE_S = 0.2
 # A worker may die of anything; of the same request twice is a reason to look closer.
 DEATHS_BEFORE_ALONE = 2
+# One death in a step of its own may be a coincidence, where machines fail often.
+DEATHS_ALONE = 2
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ class Generation:
         self._rng = rng
         self._avoid: set[int] = set()
         self._num_deaths = 0
+        self._num_deaths_alone = 0
         self._is_suspect = False
 
     async def run(self) -> None:
@@ -288,10 +291,11 @@ class Generation:
     def _count_death(self, lost: LinkLost) -> None:
         """A worker died while it had this request in its batch; raises PoisonRequest if it died of it."""
         self._num_deaths += 1
-        if self._is_suspect:
+        self._num_deaths_alone += self._is_suspect
+        if self._num_deaths_alone >= DEATHS_ALONE:
             raise PoisonRequest(
-                f"workers died {self._num_deaths} times while this request ran, at last when it had a step "
-                "to itself; it will not be tried again"
+                f"workers died {self._num_deaths} times while this request ran, {self._num_deaths_alone} times "
+                "in a step that it had to itself; it will not be tried again"
             ) from lost.error
 
     def _prefill_failed(self, assignment: Assignment, inbox: Inbox, error: BatonError) -> None:
