@@ -294,8 +294,8 @@ class Generation:
         self._num_deaths_alone += self._is_suspect
         if self._num_deaths_alone >= DEATHS_ALONE:
             raise PoisonRequest(
-                f"workers died {self._num_deaths} times while this request ran, {self._num_deaths_alone} times "
-                "in a step that it had to itself; it will not be tried again"
+                f"workers died {self._num_deaths} times while this request ran, "
+                f"{self._num_deaths_alone} times in a step that it had to itself; it will not be tried again"
             ) from lost.error
 
     def _prefill_failed(self, assignment: Assignment, inbox: Inbox, error: BatonError) -> None:

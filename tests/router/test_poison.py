@@ -50,7 +50,7 @@ async def test_after_two_deaths_it_runs_alone_and_two_deaths_in_its_own_steps_en
         decode.gone(aborted.attempt_id)
         await decode.command("release")
         await dies_alone(stage, decode, 3)
-        with pytest.raises(PoisonRequest, match="died 4 times .* 2 times in a step"):
+        with pytest.raises(PoisonRequest, match=r"died 4 times .* 2 times in a step"):
             await run.answer()
         await until(lambda: stage.held() == NOTHING)
 
