@@ -43,6 +43,7 @@ class Generation:
         self._deadline_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         self._summary: Summary | None = None
         self._lost_at: float | None = None
+        self._has_rest = False
         self._call = self._start()
 
     @property
@@ -102,7 +103,8 @@ class Generation:
                         self._request.request_id = response.started.request_id
                     case "chunk":
                         self._extend(response.chunk)
-                        yield Chunk.from_proto(response.chunk)
+                        if not self._is_rest_again(response.chunk):
+                            yield Chunk.from_proto(response.chunk)
                     case "summary":
                         self._summary = Summary.from_proto(response.summary)
         except asyncio.CancelledError:
@@ -122,6 +124,13 @@ class Generation:
             )
         known.extend(chunk.token_ids)
         self._lost_at = None
+
+    def _is_rest_again(self, chunk: inference_service_pb2.Chunk) -> bool:
+        """The rest of the text comes last, without a token; a router that goes on there sends it again."""
+        if chunk.token_ids:
+            return False
+        had_rest, self._has_rest = self._has_rest, True
+        return had_rest
 
     async def _resume(self, error: grpc.aio.AioRpcError) -> None:
         """Goes on at another router, or raises what the failed call stands for.

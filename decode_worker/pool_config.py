@@ -34,6 +34,12 @@ class PoolConfig(DecodeConfig):
         DecodeConfig.__post_init__(self)
         if self.workers < 1:
             raise ConfigError(f"workers is {self.workers}; it must be at least 1", field="workers")
+        if self.advertise and self.workers > 1:
+            raise ConfigError(
+                f"advertise is one address, but each of {self.workers} workers needs its own; set host to "
+                "an address that others can dial and leave advertise empty",
+                field="advertise",
+            )
         if len(self.ray_dir) > MAX_RAY_DIR_CHARS:
             raise ConfigError(
                 f"ray_dir is {self.ray_dir!r}; Ray's sockets leave room for {MAX_RAY_DIR_CHARS} characters",

@@ -45,9 +45,12 @@ async def serve(
         rng=rng,
     )
     async with await RpcServer.start(_services(config, worker), host=config.host, port=config.port) as server:
-        worker.transfer_address = server.address
+        worker.transfer_address = config.advertise or server.address
         info = WorkerInfo(
-            name=config.name, role="decode", incarnation=identity.incarnation, address=server.address
+            name=config.name,
+            role="decode",
+            incarnation=identity.incarnation,
+            address=worker.transfer_address,
         )
         async with RedisRegistry(config.redis_url, config.namespace) as registry:
             await server.set_serving(True)

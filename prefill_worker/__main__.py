@@ -56,9 +56,8 @@ async def serve(config: PrefillConfig, stop: asyncio.Event) -> None:
         ),
     ]
     async with await RpcServer.start(services, host=config.host, port=config.port) as server:
-        info = WorkerInfo(
-            name=config.name, role="prefill", incarnation=identity.incarnation, address=server.address
-        )
+        address = config.advertise or server.address
+        info = WorkerInfo(name=config.name, role="prefill", incarnation=identity.incarnation, address=address)
         async with RedisRegistry(config.redis_url, config.namespace) as registry:
             await server.set_serving(True)
             async with registering(registry, info, config.registry_ttl_s):

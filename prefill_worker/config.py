@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.advertise import check_advertise
 from baton.errors import ConfigError
 from engine.config import EngineConfig
 
@@ -16,6 +17,9 @@ class PrefillConfig(EngineConfig):
     model: str = field(metadata={"help": "model folder, or the name of a pulled model"})
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
     port: int = field(default=0, metadata={"help": "gRPC port; 0 picks a free one"})
+    advertise: str = field(
+        default="", metadata={"help": "host:port to announce; empty announces the bound address"}
+    )
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False, metadata={"help": "registry"})
     namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
     registry_ttl_s: float = field(default=6.0, metadata={"help": "life of an announcement in the registry"})
@@ -32,6 +36,7 @@ class PrefillConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)
+        check_advertise(self.host, self.advertise)
         if self.credit_tokens < 1:
             raise ConfigError(
                 f"credit_tokens is {self.credit_tokens}; it must be at least 1", field="credit_tokens"

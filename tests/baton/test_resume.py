@@ -19,10 +19,17 @@ async def started(context: Any, seed: int) -> None:
     await context.write(Response(started=message))
 
 
-class Dying:
-    """Answers with two tokens, then its process is gone."""
+async def rest(context: Any) -> None:
+    """An incomplete character, shown once no more tokens come."""
+    message = inference_service_pb2.Chunk(start_index=2, text="\N{REPLACEMENT CHARACTER}")
+    await context.write(Response(chunk=message))
 
-    def __init__(self) -> None:
+
+class Dying:
+    """Answers with two tokens, and perhaps the rest of the text, then its process is gone."""
+
+    def __init__(self, *, with_rest: bool = False) -> None:
+        self._with_rest = with_rest
         self.server: RpcServer | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -30,6 +37,8 @@ class Dying:
         await started(context, 2**63)
         await chunk(context, 0, "one")
         await chunk(context, 1, " two")
+        if self._with_rest:
+            await rest(context)
         assert self.server is not None
         # A task of its own: stopping the server cancels this call.
         self._stopping = asyncio.create_task(self.server.stop())
@@ -56,6 +65,20 @@ async def test_an_answer_goes_on_at_the_next_router() -> None:
         assert (again.seed, again.request_id) == (2**63, "req-1")
         assert list(again.output_token_ids) == [10, 11]
         assert not first.requests[0].HasField("seed")
+
+
+async def test_the_rest_of_the_text_comes_once() -> None:
+    async def end(scripted: Scripted, context: Any) -> None:
+        await started(context, 2**63)
+        await rest(context)
+        await context.write(Response(summary=SUMMARY))
+
+    dying = Dying(with_rest=True)
+    async with serving(dying) as (_, server), serving(end) as (second, other):
+        dying.server = server
+        async with await AsyncClient.connect([server.address, other.address]) as client:
+            assert await client.generate("hello").text() == "one two\N{REPLACEMENT CHARACTER}"
+        assert len(second.requests) == 1
 
 
 async def test_the_deadline_is_that_of_the_whole_answer() -> None:

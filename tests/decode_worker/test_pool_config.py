@@ -21,3 +21,10 @@ def test_a_ray_folder_leaves_room_for_rays_longest_socket() -> None:
     assert PoolConfig(model="m", ray_dir=folder).ray_dir == folder
     # Linux takes 107 bytes for a socket's path.
     assert len(longest) <= 107
+
+
+def test_workers_of_a_pool_do_not_share_one_announced_address() -> None:
+    with pytest.raises(ConfigError) as caught:
+        PoolConfig(model="m", workers=2, advertise="10.0.0.7:50053")
+    assert caught.value.field == "advertise"
+    assert PoolConfig(model="m", workers=1, advertise="10.0.0.7:50053").advertise == "10.0.0.7:50053"

@@ -16,7 +16,7 @@ async def ledgers(cluster: LocalCluster) -> Ledgers:
     """The ledger of the router and of every ready worker, by name."""
     status = await cluster.status()
     addresses = [cluster.admin_address] + [w.address for w in status.workers if w.state == "ready"]
-    return dict([await _ledger(address) for address in addresses])
+    return dict([await ledger(address) for address in addresses])
 
 
 async def settled(cluster: LocalCluster, expected: Ledgers, *, within_s: float) -> Ledgers:
@@ -27,7 +27,8 @@ async def settled(cluster: LocalCluster, expected: Ledgers, *, within_s: float) 
     return found
 
 
-async def _ledger(address: str) -> tuple[str, dict[str, int]]:
+async def ledger(address: str) -> tuple[str, dict[str, int]]:
+    """Name and counts of the process at an address."""
     async with open_channel(address) as channel:
         response = await AdminServiceStub(channel).GetLedger(GetLedgerRequest(), timeout=5.0)
         return response.name, dict(response.counts)

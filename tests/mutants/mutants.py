@@ -27,32 +27,33 @@ from router.prefill_link import PrefillLink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One bug. reason: what it would do to a user."""
+    """One bug. reason: what it would do to a user; seed: one that is known to catch it."""
 
     name: str
     reason: str
+    seed: int
     apply: Callable[[], AbstractContextManager[Any]]
 
 
 MUTANTS: list[Mutant] = []
 
 
-def mutant(reason: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+def mutant(reason: str, *, seed: int = 0) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Registers a function that returns the patch."""
 
     def register(make: Callable[[], AbstractContextManager[Any]]) -> Callable[[], Any]:
-        MUTANTS.append(Mutant(name=make.__name__, reason=reason, apply=make))
+        MUTANTS.append(Mutant(name=make.__name__, reason=reason, seed=seed, apply=make))
         return make
 
     return register
 
 
-@mutant("blocks of a cancelled request are given away while a step still writes to them")
+@mutant("blocks of a cancelled request are given away while a step still writes to them", seed=53)
 def step_fence_skipped() -> Any:
     return patch.object(Scheduler, "fence", property(lambda self: None))
 
 
-@mutant("a sender that was cut off writes into blocks that belong to somebody else by now")
+@mutant("a sender that was cut off writes into blocks that belong to somebody else by now", seed=5)
 @contextmanager
 def lease_fence_skipped() -> Iterator[None]:
     def nothing(self: Any, gone: Gone) -> None:
@@ -87,7 +88,7 @@ def no_release_on_cancel() -> Any:
     return patch.object(WorkerLink, "detach", forget)
 
 
-@mutant("the first token is missing if the prefill worker's message is lost")
+@mutant("the first token is missing if the prefill worker's message is lost", seed=1)
 def first_token_gap() -> Any:
     committed = DecodeWorker._committed
 
@@ -103,7 +104,7 @@ def tombstone_missing() -> Any:
     return patch.object(LeaseTable, "_bury", lambda self, attempt_id, outcome, now: None)
 
 
-@mutant("a lease lives for ever: KV is accepted long after its router gave up renewing")
+@mutant("a lease lives for ever: KV is accepted long after its router gave up renewing", seed=8)
 @contextmanager
 def lease_never_expires() -> Iterator[None]:
     reserve = LeaseTable.reserve
@@ -116,7 +117,7 @@ def lease_never_expires() -> Iterator[None]:
         yield
 
 
-@mutant("a prefill worker keeps a lease alive that no router wants any more")
+@mutant("a prefill worker keeps a lease alive that no router wants any more", seed=8)
 def lease_renewed_by_the_sender() -> Any:
     frame = IncomingWrite.frame
 
@@ -161,7 +162,7 @@ def no_dedupe_by_index() -> Any:
     return patch.object(Generation, "_deliver", all_of_it)
 
 
-@mutant("a bit that flipped on the way becomes a wrong answer")
+@mutant("a bit that flipped on the way becomes a wrong answer", seed=1)
 def frame_digest_not_verified() -> Any:
     return patch.object(wire, "_digest", lambda fields, payload: 0)
 
@@ -180,12 +181,25 @@ def resume_forgets_tokens() -> Any:
     return patch.object(Generation, "_sequence", from_the_start)
 
 
-@mutant("a request waits for an answer that never comes")
+@mutant("a resumed request loses the last token that its client has")
+def resume_one_token_short() -> Any:
+    sequence = Generation._sequence
+
+    def short(self: Any) -> Any:
+        message = sequence(self)
+        if len(message.token_ids) > message.num_prompt_tokens:
+            message.token_ids.pop()
+        return message
+
+    return patch.object(Generation, "_sequence", short)
+
+
+@mutant("a request waits for an answer that never comes", seed=2)
 def abort_if_uncommitted_ignored() -> Any:
     return patch.object(DecodeWorker, "_abort_if_uncommitted", lambda self, session, attempt_id, now: None)
 
 
-@mutant("a committed request is given up, and its blocks with it, when its prefill worker dies")
+@mutant("a committed request is given up, and its blocks with it, when its prefill worker dies", seed=13)
 def abort_does_not_look_at_the_commit() -> Any:
     def abort(self: Any, attempt_id: bytes, now: float) -> Any:
         self.release(attempt_id, GoneReason.CANCELLED, now)
@@ -205,7 +219,7 @@ def release_not_idempotent() -> Any:
     return patch.object(PrefillWorker, "_end", again)
 
 
-@mutant("a request decodes with holes in its KV")
+@mutant("a request decodes with holes in its KV", seed=1)
 def commit_without_coverage() -> Any:
     commit = IncomingWrite.commit
 

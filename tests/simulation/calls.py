@@ -69,12 +69,25 @@ class ClientCall:
         self._headers: asyncio.Future[Metadata] = asyncio.get_running_loop().create_future()
         self._is_cancelled = False
         self.names = connection.names
+        self._deadline: asyncio.TimerHandle | None = None
 
     async def write(self, message: Any) -> None:
         """Sends; raises as grpc.aio does once the call has ended."""
         self._tap.sent(self._connection, message)
         data = message if isinstance(message, bytes) else message.SerializeToString()
         await _send(self._end, data)
+
+    def send(self, message: Any) -> None:
+        """Sends the one request of a call that has only one."""
+        data = message.SerializeToString()
+        self._end.out.num_waiting_bytes += len(data)
+        self._end.out.push(data)
+
+    def expire_in(self, remaining_s: float) -> None:
+        """Ends the call at its deadline, as gRPC does at the caller."""
+        over = Over("DEADLINE_EXCEEDED", "Deadline Exceeded")
+        hang_up = self._connection.hang_up
+        self._deadline = asyncio.get_running_loop().call_later(remaining_s, hang_up, self._end, over)
 
     def limit_window(self, num_bytes: int) -> None:
         """What this client takes before it has read it."""
@@ -87,6 +100,8 @@ class ClientCall:
     def cancel(self) -> None:
         """Hangs up."""
         self._is_cancelled = True
+        if self._deadline is not None:
+            self._deadline.cancel()
         self._connection.hang_up(self._end, CANCELLED)
         self._settle(())
 
@@ -264,4 +279,7 @@ class Caller:
     ) -> ClientCall:
         """A new call of that kind."""
         connection = self._net.call(kind, self._process, server, Opening(metadata, remaining_s))
-        return ClientCall(connection, decode, self._tap)
+        call = ClientCall(connection, decode, self._tap)
+        if remaining_s is not None:
+            call.expire_in(remaining_s)
+        return call

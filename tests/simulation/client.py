@@ -1,102 +1,132 @@
-"""Clients: each sends one request, reads its answer, and may lose patience.
+"""Clients: each sends one request with the real SDK, reads its answer, and may lose patience.
 
 Owns the client's view of the laws: one outcome per request, indices that rise by one,
-tokens that are a prefix of the undisturbed answer.
+tokens that are a prefix of the undisturbed answer, text that is theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
-import grpc.aio
+from tokenizers import Tokenizer
 
-from baton.rpc import translate
-from baton.v1 import common_pb2
-from baton.v1.inference_service_pb2 import Chunk, GenerateRequest, GenerateResponse, Summary, TokenIds
-from tests.simulation.calls import Caller, ClientCall
-from tests.simulation.nodes import KV_SHAPE
-from tests.simulation.plan import RequestPlan
+from baton.answer import Chunk, Summary
+from baton.errors import BatonError
+from baton.generation import Generation
+from baton.routers import Routers
+from baton.telemetry import Span
+from baton.v1.inference_service_pb2 import GenerateRequest, GenerateResponse, TokenIds
+from tests.simulation.calls import Caller, ClientCall, Metadata
+from tests.simulation.plan import KV_SHAPE, RequestPlan
 from tests.simulation.tattletale import answer
 
 # A reader that is slow has little room in front of it.
 SLOW_WINDOW_BYTES = 24
 
 
+class SimRouters(Routers):
+    """The SDK's routers over the simulated network; also the stub it makes its calls with.
+
+    resumed: called when an answer goes on at another router.
+    """
+
+    def __init__(
+        self, targets: list[str], caller: Caller, window_bytes: int | None, resumed: Callable[[], None]
+    ) -> None:
+        super().__init__(targets)
+        self._caller = caller
+        self._window_bytes = window_bytes
+        self._resumed = resumed
+
+    @property
+    def stub(self) -> Any:
+        return self
+
+    def Generate(  # noqa: N802 - gRPC name
+        self, request: GenerateRequest, *, timeout: float | None, metadata: Metadata
+    ) -> ClientCall:
+        """One call on the current router."""
+        if request.output_token_ids:
+            self._resumed()
+        call = self._caller.open(
+            "generate",
+            self.target,
+            GenerateResponse.FromString,
+            metadata=metadata,
+            remaining_s=timeout,
+        )
+        if self._window_bytes is not None:
+            call.limit_window(self._window_bytes)
+        call.send(request)
+        return call
+
+
 class Client:
     """One request from its first byte to its one outcome.
 
     outcome: "" while it runs; then "finished", "cancelled", or an error's code.
-    note: called with what happens.
+    note: called with what happens. tokenizer: of the model.
     """
 
-    def __init__(self, plan: RequestPlan, caller: Caller, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, plan: RequestPlan, routers: SimRouters, tokenizer: Tokenizer, note: Callable[[str], None]
+    ) -> None:
         self.plan = plan
         self.outcome = ""
         self.token_ids: list[int] = []
         self.expected = answer(plan.prompt, plan.max_tokens, plan.seed, plan.stop_token_ids, KV_SHAPE)
-        self._caller = caller
+        self._routers = routers
+        self._tokenizer = tokenizer
         self._note = note
-        self._summary: Summary | None = None
+        self._text = ""
 
     async def run(self) -> None:
         """Sends the request at its time and follows it to its end."""
         await asyncio.sleep(self.plan.at - asyncio.get_running_loop().time())
-        plan = self.plan
-        patience = [limit for limit in (plan.deadline_s, plan.cancel_after_s) if limit is not None]
         try:
-            async with asyncio.timeout(min(patience, default=None)):
+            async with asyncio.timeout(self.plan.cancel_after_s):
                 outcome = await self._ask()
         except TimeoutError:
-            is_cancel = plan.cancel_after_s is not None and plan.cancel_after_s == min(patience)
-            outcome = "cancelled" if is_cancel else "DEADLINE_EXCEEDED"
+            outcome = "cancelled"
         self._end(outcome)
 
     async def _ask(self) -> str:
-        plan = self.plan
-        call = self._caller.open(
-            "generate", plan.router, GenerateResponse.FromString, remaining_s=plan.deadline_s
-        )
-        if plan.patience_s:
-            call.limit_window(SLOW_WINDOW_BYTES)
+        request = self._request()
         try:
-            await call.write(
-                GenerateRequest(
-                    token_ids=TokenIds(ids=plan.prompt),
-                    max_tokens=plan.max_tokens,
-                    temperature=0.0,
-                    seed=plan.seed,
-                    stop_token_ids=plan.stop_token_ids,
-                    request_id=plan.request_id,
-                )
-            )
-            return await self._read(call)
-        except asyncio.InvalidStateError:
-            return "UNAVAILABLE"
-        except grpc.aio.AioRpcError as error:
-            return translate(error).code
-        finally:
-            call.cancel()
-
-    async def _read(self, call: ClientCall) -> str:
-        async for response in call:
-            if response.HasField("summary"):
-                self._summary = response.summary
-            else:
-                self._take(response.chunk)
-            if self.plan.patience_s:
-                await asyncio.sleep(self.plan.patience_s)
+            async with Generation(self._routers, request, Span(None, ""), self.plan.deadline_s) as generation:
+                async for chunk in generation:
+                    self._take(chunk)
+                    if self.plan.patience_s:
+                        await asyncio.sleep(self.plan.patience_s)
+        except BatonError as error:
+            return error.code
+        self._check_finished(generation.summary)
         return "finished"
+
+    def _request(self) -> GenerateRequest:
+        plan = self.plan
+        return GenerateRequest(
+            token_ids=TokenIds(ids=plan.prompt),
+            max_tokens=plan.max_tokens,
+            temperature=0.0,
+            seed=plan.seed,
+            stop_token_ids=plan.stop_token_ids,
+            request_id=plan.request_id,
+            ignore_eos=True,
+        )
 
     def _take(self, chunk: Chunk) -> None:
         name = self.plan.request_id
-        if self._summary is not None or self.outcome:
+        if self.outcome:
             raise AssertionError(f"{name}: tokens after the end")
         if chunk.start_index != len(self.token_ids):
             raise AssertionError(
                 f"{name}: token {chunk.start_index} came where {len(self.token_ids)} was due"
             )
         self.token_ids += chunk.token_ids
+        self._text += chunk.text
         if self.token_ids != self.expected[: len(self.token_ids)]:
             raise AssertionError(f"{name}: wrong tokens {self.token_ids}, expected {self.expected}")
 
@@ -105,16 +135,14 @@ class Client:
             raise AssertionError(f"{self.plan.request_id} ended twice")
         self.outcome = outcome
         self._note(f"{self.plan.request_id} {outcome} after {len(self.token_ids)} tokens")
-        if outcome == "finished":
-            self._check_finished()
 
-    def _check_finished(self) -> None:
-        name, summary = self.plan.request_id, self._summary
-        if summary is None:
-            raise AssertionError(f"{name}: finished without a summary")
+    def _check_finished(self, summary: Summary) -> None:
+        name = self.plan.request_id
         if self.token_ids != self.expected or summary.num_output_tokens != len(self.expected):
             raise AssertionError(f"{name}: finished with {self.token_ids}, expected {self.expected}")
-        stopped = self.expected[-1] in self.plan.stop_token_ids
-        reason = common_pb2.FINISH_REASON_STOP if stopped else common_pb2.FINISH_REASON_LENGTH
+        reason = "stop" if self.expected[-1] in self.plan.stop_token_ids else "length"
         if summary.finish_reason != reason:
             raise AssertionError(f"{name}: finish reason {summary.finish_reason}, expected {reason}")
+        text = self._tokenizer.decode(self.expected)
+        if self._text != text:
+            raise AssertionError(f"{name}: text {self._text!r}, expected {text!r}")

@@ -1,7 +1,7 @@
 """One simulated run: nodes, clients and faults on one loop, and the laws it must obey.
 
-Phases: faults for FAULT_PHASE_S, then everything is healed, then all must come to rest
-within LIVENESS_S, and answer new requests.
+Phases: faults for FAULT_PHASE_S, then everything is healed, then all requests must end,
+something advancing in every LIVENESS_S, all must come to rest, and new requests be answered.
 """
 
 from __future__ import annotations
@@ -9,14 +9,23 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from baton.v1 import common_pb2
 from tests.simulation import faults
 from tests.simulation.calls import Caller
-from tests.simulation.client import Client
+from tests.simulation.client import SLOW_WINDOW_BYTES, Client, SimRouters
 from tests.simulation.net import Connection, Network
-from tests.simulation.nodes import DecodeNode, Node, PrefillNode, RouterNode, Surroundings, WorkerNode
+from tests.simulation.nodes import (
+    DecodeNode,
+    Node,
+    PrefillNode,
+    RouterNode,
+    Surroundings,
+    WorkerNode,
+    tokenizer,
+)
 from tests.simulation.plan import FAULT_PHASE_S, Fault, Plan, RequestPlan, probe
 from tests.simulation.sometimes import Sometimes
 from tests.simulation.trace import Trace
@@ -77,6 +86,7 @@ class SimCluster:
             self._loop.call_at(min(fault.at + fault.lasts_s, FAULT_PHASE_S), self._end, fault)
         if await self._passed(FAULT_PHASE_S + 0.001):
             self._heal()
+            await self._answered()
             if await self._rests("after the faults", LIVENESS_S):
                 self._probe()
                 await self._answered()
@@ -200,8 +210,14 @@ class SimCluster:
         return RouterNode(name, life, self.around)
 
     def _send(self, request: RequestPlan) -> None:
+        # The SDK begins at the router it is told, and goes on at the others.
+        names = [request.router, *(name for name in self.plan.routers if name != request.router)]
+        window_bytes = SLOW_WINDOW_BYTES if request.patience_s else None
         caller = Caller(self.net, self._people, self)
-        client = Client(request, caller, lambda what: self._ended(request, what))
+        routers = SimRouters(
+            names, caller, window_bytes, partial(self.sometimes.hit, "an answer went on at another router")
+        )
+        client = Client(request, routers, tokenizer(), partial(self._ended, request))
         self._by_request[request.request_id] = client
         self._people.spawn(self._follow(client), f"client-{request.request_id}")
 
@@ -265,11 +281,18 @@ class SimCluster:
         return False
 
     async def _answered(self) -> None:
-        """Waits until every request has its outcome."""
-        deadline = self.now() + LIVENESS_S
-        while not all(client.outcome for client in self.clients) and self.now() < deadline:
+        """Waits until every request has its outcome, for as long as any of them advances."""
+        seen, since = self._progress(), self.now()
+        while not all(client.outcome for client in self.clients) and self.now() - since < LIVENESS_S:
             if not await self._passed(self.now() + 0.1):
                 return
+            if self._progress() != seen:
+                seen, since = self._progress(), self.now()
+
+    def _progress(self) -> tuple[int, int]:
+        """Requests that have ended, and tokens that clients have."""
+        ended = sum(bool(client.outcome) for client in self.clients)
+        return ended, sum(len(client.token_ids) for client in self.clients)
 
     async def _rests(self, when: str, limit_s: float) -> bool:
         deadline = self.now() + limit_s
@@ -322,8 +345,8 @@ class SimCluster:
         return [node for node in self.nodes.values() if isinstance(node, RouterNode)]
 
     def _probe(self) -> None:
-        """New requests on the healed cluster; every other one is cancelled."""
-        for index in range(6):
+        """New requests on the healed cluster, no more than any queue takes; every other one is cancelled."""
+        for index in range(4):
             request = probe(self.plan, index, self.now() + 0.1 * index)
             self._send(request)
 

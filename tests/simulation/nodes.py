@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 from baton.errors import PeerLost
 from baton.identity import Identity
@@ -45,16 +46,15 @@ from router.dispatcher import Dispatcher, Ticket
 from router.fleet import Fleet
 from router.service import InferenceServicer
 from tests.fakes import FINGERPRINT
-from tests.router.tiny_text import model_dir
+from tests.router.tiny_text import byte_tokenizer, model_dir
 from tests.simulation.calls import Caller, Method, Server, ServerCall, Tap
 from tests.simulation.kv import FrameFaults, SimKvTransport
 from tests.simulation.net import Network
-from tests.simulation.plan import Plan, WorkerPlan
+from tests.simulation.plan import KV_SHAPE, Plan, WorkerPlan
 from tests.simulation.registry import RegistryClient, RegistryServer
 from tests.simulation.tattletale import TattleTaleRunner
 from tests.simulation.virtual_loop import Process
 
-KV_SHAPE = (2, 2, 2, 4)  # layers, keys and values, kv heads, head dim
 REGISTRY_TTL_S = 6.0
 
 
@@ -62,6 +62,12 @@ REGISTRY_TTL_S = 6.0
 def model() -> ModelDir:
     """A folder with a tiny tokenizer; its weights are never read."""
     return model_dir(Path(tempfile.mkdtemp(prefix="baton-simulation-")) / "tiny")
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """The model's tokenizer, for what a text must be."""
+    return byte_tokenizer()
 
 
 class Surroundings:
@@ -274,6 +280,7 @@ def _session(session: Any) -> Callable[[ServerCall], Any]:
 
 
 async def _generate(generate: Any, call: ServerCall) -> None:
+    # The request came with the opening; nobody else reads.
     await generate(await call.read(), call)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from tests.simulation.tattletale import VOCAB
 
+KV_SHAPE = (2, 2, 2, 4)  # layers, keys and values, kv heads, head dim
 FAULT_PHASE_S = 30.0
 LINK_KINDS = ("delay", "reset", "silence", "clog", "partition", "frames")
 NODE_KINDS = ("crash", "gone", "pause", "slow")
@@ -88,8 +89,10 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"{seed}/cluster")
     routers = tuple(f"router-{index}" for index in range(rng.choice((1, 1, 2))))
+    # Prompts press on a slow decode worker that is always full, and many are cancelled.
+    is_crowded = rng.random() < 0.2
     workers = tuple(
-        _worker(role, index, rng)
+        _worker(role, index, is_crowded, rng)
         for role in ("prefill", "decode")
         for index in range(rng.choice((1, 2, 2, 3)))
     )
@@ -105,15 +108,17 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
         kv_window_bytes=rng.choice((300, 1000, 64_000)),
         max_queue=rng.choice((4, 64, 64)),
         max_attempts=rng.choice((3, 6)),
-        requests=_requests(seed, routers, num_requests),
+        requests=_requests(seed, routers, is_crowded, num_requests),
         faults=_faults(seed, routers, workers, lease_ttl_s),
     )
 
 
-def _worker(role: str, index: int, rng: random.Random) -> WorkerPlan:
+def _worker(role: str, index: int, is_crowded: bool, rng: random.Random) -> WorkerPlan:
     block_size = rng.choice((2, 3, 4, 8))
     # Room for one to four of the largest requests.
-    num_tokens = rng.choice((66, 120, 240))
+    num_tokens, step_s = rng.choice((66, 120, 240)), rng.choice((0.03, 0.1, 0.3))
+    if is_crowded:
+        num_tokens, step_s = (240, 0.03) if role == "prefill" else (100, 0.4)
     return WorkerPlan(
         name=f"{role}-{index}",
         role=role,
@@ -121,7 +126,7 @@ def _worker(role: str, index: int, rng: random.Random) -> WorkerPlan:
         block_size=block_size,
         layout=rng.choice(("HND", "NHD")),
         dtype=rng.choice(DTYPES),
-        step_s=rng.choice((0.03, 0.1, 0.3)),
+        step_s=step_s,
         credit_tokens=rng.choice((60, 120, 400)),
     )
 
@@ -137,13 +142,15 @@ class _Manners:
     deadline: float
 
 
-def _requests(seed: int, routers: tuple[str, ...], num_requests: int | None) -> tuple[RequestPlan, ...]:
+def _requests(
+    seed: int, routers: tuple[str, ...], is_crowded: bool, num_requests: int | None
+) -> tuple[RequestPlan, ...]:
     rng = random.Random(f"{seed}/requests")
     count = num_requests or rng.randint(50, 70)
     manners = _Manners(
         routers=routers,
         is_bursty=rng.random() < 0.3,
-        cancelled=rng.choice((0.0, 0.15, 0.3)),
+        cancelled=0.6 if is_crowded else rng.choice((0.0, 0.15, 0.3)),
         slow=rng.choice((0.0, 0.0, 0.1)),
         deadline=rng.choice((0.0, 0.1, 0.3)),
     )
@@ -198,6 +205,7 @@ def _faults(
     faults = [_fault(rng.choice(kinds), routers, names, lease_ttl_s, rng) for _ in range(rng.randint(4, 16))]
     faults += _storm(rng, routers, names) if rng.random() < 0.4 else []
     faults += _naps(rng, names, lease_ttl_s) if rng.random() < 0.3 else []
+    faults += _late_renewals(rng, routers, names) if rng.random() < 0.2 else []
     # Nothing would be resumed if nobody died while it had work.
     for role in ("prefill", "decode"):
         at, lasts_s = rng.uniform(5.0, FAULT_PHASE_S - 10), rng.uniform(0.1, 3.0)
@@ -243,6 +251,21 @@ def _naps(rng: random.Random, names: list[str], lease_ttl_s: float) -> list[Faul
     ]
 
 
+def _late_renewals(rng: random.Random, routers: tuple[str, ...], names: list[str]) -> list[Fault]:
+    """A router whose heartbeats come in bursts, each too late for a short lease, while prompts take long."""
+    start, links = rng.uniform(3.0, 12.0), [(r, d) for r in routers for d in names if d.startswith("decode")]
+    late = [
+        Fault(at=start + 2.6 * index, kind="delay", target=link, lasts_s=0.5, amount=rng.uniform(1.5, 1.7))
+        for index in range(6)
+        for link in links
+    ]
+    return late + [
+        Fault(at=start, kind="slow", target=(name,), lasts_s=16.0, amount=rng.uniform(3, 6))
+        for name in names
+        if name.startswith("prefill")
+    ]
+
+
 def _fault(
     kind: str, routers: tuple[str, ...], workers: list[str], lease_ttl_s: float, rng: random.Random
 ) -> Fault:
@@ -250,7 +273,10 @@ def _fault(
     lasts_s = rng.choice((rng.uniform(0.05, 0.3), rng.uniform(0.2, 5.0)))
     if kind in LINK_KINDS:
         target = _link(kind, routers, workers, rng)
-        amount = rng.uniform(0.05, 0.8) if kind == "delay" else rng.choice((rng.uniform(0.05, 0.5), 0.9))
+        short, long = rng.uniform(0.05, 0.8), rng.uniform(1.5, 1.9)
+        amount = (
+            rng.choice((short, short, long)) if kind == "delay" else rng.choice((rng.uniform(0.05, 0.5), 0.9))
+        )
     elif kind in NODE_KINDS:
         # A router's death ends its clients' requests, so it is rarer.
         target = (rng.choice([*workers, *workers, *routers]),)

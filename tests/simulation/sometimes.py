@@ -27,6 +27,7 @@ POINTS = (
     "first token heard from the decode worker first",
     "lease expired",
     "reservation refused, later granted",
+    "an answer went on at another router",
     "queue overflow",
     "credit reclaimed",
     "restarted at the same address",

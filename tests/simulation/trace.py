@@ -65,7 +65,7 @@ def _lines(event: Event, requests: dict[bytes, str]) -> Iterator[str]:
         yield f"{event.at:9.3f} {event.node:<10} {event.what}"
         return
     for what, attempt_id, request_id in _describe(event.message):
-        if request_id:
+        if request_id and attempt_id:
             requests[attempt_id] = request_id
         request = request_id or requests.get(attempt_id, "")
         text = f"{what} < {event.peer}"
