@@ -113,7 +113,7 @@ class EngineConfig:
     layout: str = field(default="HND", metadata={"help": "order inside a block: HND or NHD"})
     kv_cache_bytes: int = field(default=1 << 30, metadata={"help": "size of the KV cache, in bytes"})
     max_batch_tokens: int = field(default=256, metadata={"help": "most tokens of one step"})
-    chunk_tokens: int = field(default=256, metadata={"help": "most prompt tokens of one request in a step"})
+    chunk_tokens: int = field(default=128, metadata={"help": "most prompt tokens of one request in a step"})
     max_running: int = field(default=64, metadata={"help": "most requests in the batch"})
 
     def __post_init__(self) -> None:

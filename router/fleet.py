@@ -64,6 +64,11 @@ class Fleet:
         """Decode workers that take requests."""
         return (link for link in self._links.values() if isinstance(link, DecodeLink) and link.is_ready)
 
+    def is_ready(self, incarnation: int) -> bool:
+        """Whether that very process takes requests."""
+        link = self._links.get(incarnation)
+        return link is not None and link.is_ready
+
     @property
     def is_complete(self) -> bool:
         """Whether there is at least one worker of each role."""

@@ -56,6 +56,14 @@ class _Legs:
     committed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Death:
+    """A worker that was lost under this request; alone: in a step that the request had to itself."""
+
+    incarnation: int
+    alone: bool
+
+
 class Generation:
     """One request from admission to its last token.
 
@@ -90,8 +98,7 @@ class Generation:
         self._span = span
         self._rng = rng
         self._avoid: set[int] = set()
-        self._num_deaths = 0
-        self._num_deaths_alone = 0
+        self._deaths: list[_Death] = []
         self._is_suspect = False
 
     async def run(self) -> None:
@@ -268,7 +275,7 @@ class Generation:
 
     def _prefill_lost(self, lost: LinkLost, assignment: Assignment, inbox: Inbox, legs: _Legs) -> None:
         if not legs.prefill_done and not self.finish_reason:
-            self._count_death(lost)
+            self._count_death(lost, assignment.prefill.info.incarnation)
         legs.prefill_done = True
         if not legs.committed and not self.finish_reason:
             self._prefill_failed(assignment, inbox, lost.error)
@@ -285,18 +292,22 @@ class Generation:
                 raise from_failure(event.failure)
             case LinkLost():
                 if legs.committed:
-                    self._count_death(event)
+                    self._count_death(event, assignment.decode.info.incarnation)
                 raise event.error
 
-    def _count_death(self, lost: LinkLost) -> None:
-        """A worker died while it had this request in its batch; raises PoisonRequest if it died of it."""
-        self._num_deaths += 1
-        self._num_deaths_alone += self._is_suspect
-        if self._num_deaths_alone >= DEATHS_ALONE:
+    def _count_death(self, lost: LinkLost, incarnation: int) -> None:
+        """A worker is gone that had this request in its batch; raises PoisonRequest if it died of it."""
+        self._deaths.append(_Death(incarnation, self._is_suspect))
+        deaths = self._confirmed_deaths()
+        if sum(death.alone for death in deaths) >= DEATHS_ALONE:
             raise PoisonRequest(
-                f"workers died {self._num_deaths} times while this request ran, "
-                f"{self._num_deaths_alone} times in a step that it had to itself; it will not be tried again"
+                f"workers died {len(deaths)} times while this request ran, {DEATHS_ALONE} times in a step that "
+                "it had to itself; it will not be tried again"
             ) from lost.error
+
+    def _confirmed_deaths(self) -> list[_Death]:
+        """Without those of workers that are back as the same process: only their session was lost."""
+        return [death for death in self._deaths if not self._fleet.is_ready(death.incarnation)]
 
     def _prefill_failed(self, assignment: Assignment, inbox: Inbox, error: BatonError) -> None:
         """Before the commit is known of, only the decode worker can tell whether it happened."""
@@ -340,5 +351,5 @@ class Generation:
         if deadline_at is not None:
             remaining_ms = max(1, round(1000 * (deadline_at - asyncio.get_running_loop().time())))
         sequence = self.request.sequence(self.token_ids, remaining_ms, self._span.traceparent)
-        sequence.alone = self._num_deaths >= DEATHS_BEFORE_ALONE
+        sequence.alone = len(self._confirmed_deaths()) >= DEATHS_BEFORE_ALONE
         return sequence
