@@ -301,8 +301,8 @@ class Generation:
         deaths = self._confirmed_deaths()
         if sum(death.alone for death in deaths) >= DEATHS_ALONE:
             raise PoisonRequest(
-                f"workers died {len(deaths)} times while this request ran, {DEATHS_ALONE} times in a step that "
-                "it had to itself; it will not be tried again"
+                f"workers died {len(deaths)} times while this request ran, {DEATHS_ALONE} times in a step "
+                "that it had to itself; it will not be tried again"
             ) from lost.error
 
     def _confirmed_deaths(self) -> list[_Death]:
