@@ -299,9 +299,11 @@ class Generation:
         """A worker is gone that had this request in its batch; raises PoisonRequest if it died of it."""
         self._deaths.append(_Death(incarnation, self._is_suspect))
         deaths = self._confirmed_deaths()
-        if sum(death.alone for death in deaths) >= DEATHS_ALONE:
+        num_alone = sum(death.alone for death in deaths)
+        # It may have been sent to run alone because of sessions that were only cut: those count no more.
+        if num_alone >= DEATHS_ALONE and len(deaths) >= DEATHS_BEFORE_ALONE + DEATHS_ALONE:
             raise PoisonRequest(
-                f"workers died {len(deaths)} times while this request ran, {DEATHS_ALONE} times in a step "
+                f"workers died {len(deaths)} times while this request ran, {num_alone} times in a step "
                 "that it had to itself; it will not be tried again"
             ) from lost.error
 
