@@ -154,6 +154,7 @@ async def test_signals_can_be_taken_back_from_a_library() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(5):
             await stop.wait()
+        assert stop.is_set()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)

@@ -296,6 +296,7 @@ async def test_an_unrenewed_request_that_decodes_ends_too() -> None:
         await until(lambda: r.worker.ledger()["attempts"] == 0)
         runner.may_run.set()
         await until(r.nothing)
+        assert not any(r.worker.ledger().values())
 
 
 async def test_a_deadline_fails_the_request_by_name() -> None:

@@ -23,6 +23,7 @@ async def test_a_lost_session_is_dialled_again_while_the_worker_is_announced() -
             stage.dialer.cut("decode-0")
             await until(lambda number=number: worker.num_sessions == number)
             await until(lambda: link(stage, "decode-0").is_ready)
+        assert worker.num_sessions == 4
 
 
 class Pauses(random.Random):
@@ -59,6 +60,7 @@ async def test_a_worker_that_died_is_forgotten_once_it_is_no_longer_announced() 
         await stage.decode("decode-1")
         stage.kill("decode-0")
         await until(lambda: [link.name for link in stage.fleet.links] == ["decode-1"])
+        assert [link.name for link in stage.fleet.decode_links()] == ["decode-1"]
 
 
 async def test_an_emptied_registry_harms_nobody() -> None:
