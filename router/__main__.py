@@ -22,10 +22,11 @@ from baton.v1.inference_service_pb2_grpc import add_InferenceServiceServicer_to_
 from router.admin import RouterAdminServicer
 from router.buckets import BucketQueue
 from router.config import RouterConfig
-from router.dial import dial_decode, dial_prefill
+from router.dial import decode_dialer, prefill_dialer
 from router.dispatcher import Dispatcher, Ticket
 from router.fleet import Fleet
 from router.service import InferenceServicer
+from router.text import Text
 
 
 async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
@@ -41,14 +42,20 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
         fleet = Fleet(
             registry=registry,
             identity=identity,
-            dial_prefill=dial_prefill,
-            dial_decode=dial_decode,
+            prefill_dialer=prefill_dialer(),
+            decode_dialer=decode_dialer(),
             rng=rng,
             on_change=dispatcher.kick,
         )
         dispatcher.attach(fleet)
         inference = InferenceServicer(
-            config=config, model=model, queue=queue, dispatcher=dispatcher, fleet=fleet, rng=rng
+            config=config,
+            model=model,
+            text=Text(model, asyncio.to_thread),
+            queue=queue,
+            dispatcher=dispatcher,
+            fleet=fleet,
+            rng=rng,
         )
         admin = RouterAdminServicer(
             config=config, model=model.name, queue=queue, fleet=fleet, inference=inference

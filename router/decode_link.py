@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from baton.errors import PeerLost
+from baton.identity import Identity
 from baton.limits import blocks_needed
+from baton.ports import Dialer, WorkerInfo
 from baton.v1 import admin_service_pb2, common_pb2, decode_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
 from router.link import WorkerLink
+
+DecodeDialer = Dialer[DecodeServiceSessionRequest, DecodeServiceSessionResponse]
 
 
 class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionResponse]):
@@ -23,8 +27,10 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
     _load = decode_service_pb2.DecodeWorkerHeartbeat()
     _reported_free_blocks = 0
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(
+        self, info: WorkerInfo, identity: Identity, dialer: DecodeDialer, on_change: Callable[[], None]
+    ) -> None:
+        super().__init__(info, identity, dialer, on_change)
         self._asked: dict[bytes, int] = {}
 
     @property

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
 
-from baton.ports import WorkerInfo
+import grpc
+
+from baton.ports import Session, WorkerInfo
 from baton.rpc import open_channel
 from baton.sessions import StreamSession
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
@@ -13,24 +16,33 @@ from baton.v1.decode_service_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
 from baton.v1.prefill_service_pb2_grpc import PrefillServiceStub
 
-
-@asynccontextmanager
-async def dial_prefill(
-    info: WorkerInfo,
-) -> AsyncIterator[StreamSession[PrefillServiceSessionRequest, PrefillServiceSessionResponse]]:
-    """A session with a prefill worker, ended when the block is left."""
-    async with open_channel(info.address) as channel:
-        call = PrefillServiceStub(channel).Session()
-        async with StreamSession(info.name, aiter(call), call.write, call.cancel) as session:
-            yield session
+SendT = TypeVar("SendT")
+RecvT = TypeVar("RecvT")
 
 
-@asynccontextmanager
-async def dial_decode(
-    info: WorkerInfo,
-) -> AsyncIterator[StreamSession[DecodeServiceSessionRequest, DecodeServiceSessionResponse]]:
-    """A session with a decode worker, ended when the block is left."""
-    async with open_channel(info.address) as channel:
-        call = DecodeServiceStub(channel).Session()
-        async with StreamSession(info.name, aiter(call), call.write, call.cancel) as session:
-            yield session
+class GrpcDialer(Generic[SendT, RecvT]):
+    """A Dialer that opens a channel of its own for each session.
+
+    start: begins the role's streaming call on a channel.
+    """
+
+    def __init__(self, start: Callable[[grpc.aio.Channel], grpc.aio.StreamStreamCall[SendT, RecvT]]) -> None:
+        self._start = start
+
+    @asynccontextmanager
+    async def open(self, info: WorkerInfo) -> AsyncIterator[Session[SendT, RecvT]]:
+        """A session with a worker, ended when the block is left; a lost worker shows on its first use."""
+        async with open_channel(info.address) as channel:
+            call = self._start(channel)
+            async with StreamSession(info.name, aiter(call), call.write, call.cancel) as session:
+                yield session
+
+
+def prefill_dialer() -> GrpcDialer[PrefillServiceSessionRequest, PrefillServiceSessionResponse]:
+    """Dials prefill workers."""
+    return GrpcDialer(lambda channel: PrefillServiceStub(channel).Session())
+
+
+def decode_dialer() -> GrpcDialer[DecodeServiceSessionRequest, DecodeServiceSessionResponse]:
+    """Dials decode workers."""
+    return GrpcDialer(lambda channel: DecodeServiceStub(channel).Session())

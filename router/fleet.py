@@ -15,9 +15,9 @@ from typing import Any
 from baton.identity import Identity
 from baton.logs import get_logger
 from baton.ports import Registry, WorkerInfo
-from router.decode_link import DecodeLink
+from router.decode_link import DecodeDialer, DecodeLink
 from router.link import WorkerLink
-from router.prefill_link import PrefillLink
+from router.prefill_link import PrefillDialer, PrefillLink
 
 log = get_logger(__name__)
 
@@ -28,7 +28,7 @@ LONGEST_PAUSE_S = 2.0
 class Fleet:
     """Links to all announced workers.
 
-    dial_prefill, dial_decode: open a session with a worker of that role.
+    prefill_dialer, decode_dialer: open a session with a worker of that role.
     on_change: called whenever a worker's capacity or state may have changed.
     """
 
@@ -37,15 +37,15 @@ class Fleet:
         *,
         registry: Registry,
         identity: Identity,
-        dial_prefill: Any,
-        dial_decode: Any,
+        prefill_dialer: PrefillDialer,
+        decode_dialer: DecodeDialer,
         rng: random.Random,
         on_change: Callable[[], None],
     ) -> None:
         self._registry = registry
         self._identity = identity
-        self._dial_prefill = dial_prefill
-        self._dial_decode = dial_decode
+        self._prefill_dialer = prefill_dialer
+        self._decode_dialer = decode_dialer
         self._rng = rng
         self._on_change = on_change
         self._announced: dict[int, WorkerInfo] = {}
@@ -68,6 +68,10 @@ class Fleet:
         """Whether that very process takes requests."""
         link = self._links.get(incarnation)
         return link is not None and link.is_ready
+
+    def is_announced(self, incarnation: int) -> bool:
+        """Whether the registry, when it was last heard, knew that very process."""
+        return incarnation in self._announced
 
     @property
     def is_complete(self) -> bool:
@@ -115,5 +119,5 @@ class Fleet:
 
     def _new_link(self, info: WorkerInfo) -> WorkerLink[Any, Any]:
         if info.role == "prefill":
-            return PrefillLink(info, self._identity, self._dial_prefill, self._on_change)
-        return DecodeLink(info, self._identity, self._dial_decode, self._on_change)
+            return PrefillLink(info, self._identity, self._prefill_dialer, self._on_change)
+        return DecodeLink(info, self._identity, self._decode_dialer, self._on_change)

@@ -35,6 +35,7 @@ from router.dispatcher import Assignment, Dispatcher
 from router.events import Event, Inbox, LinkLost
 from router.fleet import Fleet
 from router.request import GenerationRequest
+from router.suspicion import Suspicion
 from router.timeline import Timeline
 from router.token_stream import TokenStream
 
@@ -42,10 +43,6 @@ log = get_logger(__name__)
 
 # Before a further attempt, with full jitter: many requests lose the same worker at the same moment.
 LONGEST_PAUSE_S = 0.2
-# A worker may die of anything; of the same request twice is a reason to look closer.
-DEATHS_BEFORE_ALONE = 2
-# One death in a step of its own may be a coincidence, where machines fail often.
-DEATHS_ALONE = 2
 
 
 @dataclass(slots=True)
@@ -54,14 +51,6 @@ class _Legs:
 
     prefill_done: bool = False
     committed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Death:
-    """A worker that was lost under this request; alone: in a step that the request had to itself."""
-
-    incarnation: int
-    alone: bool
 
 
 class Generation:
@@ -98,8 +87,7 @@ class Generation:
         self._span = span
         self._rng = rng
         self._avoid: set[int] = set()
-        self._deaths: list[_Death] = []
-        self._is_suspect = False
+        self._suspicion = Suspicion(fleet)
 
     async def run(self) -> None:
         """Runs to the last token; raises the error the client is to see."""
@@ -135,6 +123,8 @@ class Generation:
                     code=error.code,
                     reason=error.message,
                 )
+                if finding := await self._suspicion.verdict():
+                    raise PoisonRequest(finding) from error
                 is_last = self._timeline.num_attempts >= self._config.max_attempts
                 if is_last or not self._dispatcher.retries.take():
                     raise
@@ -143,7 +133,7 @@ class Generation:
 
     async def _attempt(self) -> None:
         inbox = Inbox(self._rng.randbytes(16))
-        self._is_suspect = False
+        self._suspicion.runs_alone = False
         assignment = await self._queue(inbox.attempt_id)
         with self._held(assignment, inbox), self._judging(assignment):
             lease = await self._reserve(assignment, inbox)
@@ -262,7 +252,7 @@ class Generation:
                 case common_pb2.TokenEvent() as event:
                     self._deliver(event)
                 case common_pb2.AloneStep() as event:
-                    self._is_suspect = not event.ended
+                    self._suspicion.runs_alone = not event.ended
                 case prefill_service_pb2.PrefillEnded() as event:
                     legs.prefill_done = True
                     self._timeline.prefill_ended(event)
@@ -275,7 +265,7 @@ class Generation:
 
     def _prefill_lost(self, lost: LinkLost, assignment: Assignment, inbox: Inbox, legs: _Legs) -> None:
         if not legs.prefill_done and not self.finish_reason:
-            self._count_death(lost, assignment.prefill.info.incarnation)
+            self._suspicion.lost(assignment.prefill.info.incarnation)
         legs.prefill_done = True
         if not legs.committed and not self.finish_reason:
             self._prefill_failed(assignment, inbox, lost.error)
@@ -292,24 +282,8 @@ class Generation:
                 raise from_failure(event.failure)
             case LinkLost():
                 if legs.committed:
-                    self._count_death(event, assignment.decode.info.incarnation)
+                    self._suspicion.lost(assignment.decode.info.incarnation)
                 raise event.error
-
-    def _count_death(self, lost: LinkLost, incarnation: int) -> None:
-        """A worker is gone that had this request in its batch; raises PoisonRequest if it died of it."""
-        self._deaths.append(_Death(incarnation, self._is_suspect))
-        deaths = self._confirmed_deaths()
-        num_alone = sum(death.alone for death in deaths)
-        # It may have been sent to run alone because of sessions that were only cut: those count no more.
-        if num_alone >= DEATHS_ALONE and len(deaths) >= DEATHS_BEFORE_ALONE + DEATHS_ALONE:
-            raise PoisonRequest(
-                f"workers died {len(deaths)} times while this request ran, {num_alone} times in a step "
-                "that it had to itself; it will not be tried again"
-            ) from lost.error
-
-    def _confirmed_deaths(self) -> list[_Death]:
-        """Without those of workers that are back as the same process: only their session was lost."""
-        return [death for death in self._deaths if not self._fleet.is_ready(death.incarnation)]
 
     def _prefill_failed(self, assignment: Assignment, inbox: Inbox, error: BatonError) -> None:
         """Before the commit is known of, only the decode worker can tell whether it happened."""
@@ -353,5 +327,5 @@ class Generation:
         if deadline_at is not None:
             remaining_ms = max(1, round(1000 * (deadline_at - asyncio.get_running_loop().time())))
         sequence = self.request.sequence(self.token_ids, remaining_ms, self._span.traceparent)
-        sequence.alone = len(self._confirmed_deaths()) >= DEATHS_BEFORE_ALONE
+        sequence.alone = self._suspicion.wants_alone
         return sequence

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from typing import ClassVar, Generic, TypeVar
 
 from baton.errors import BatonError, IncompatiblePeer, PeerLost
 from baton.identity import Identity
 from baton.logs import get_logger
-from baton.ports import WorkerInfo
-from baton.sessions import StreamSession, converse, first_message
+from baton.ports import Dialer, Session, WorkerInfo
+from baton.sessions import converse, first_message
 from baton.v1 import admin_service_pb2, common_pb2
 from router.breaker import Breaker
 from router.events import Event, Inbox, LinkLost
@@ -32,7 +32,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
 
     info: the worker, from the registry.
     identity: this router.
-    dial: opens a session with the worker.
+    dialer: opens a session with the worker.
     on_change: called whenever capacity may have changed.
     """
 
@@ -42,7 +42,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         self,
         info: WorkerInfo,
         identity: Identity,
-        dial: Callable[[WorkerInfo], AbstractAsyncContextManager[StreamSession[SendT, RecvT]]],
+        dialer: Dialer[SendT, RecvT],
         on_change: Callable[[], None],
     ) -> None:
         self.info = info
@@ -51,9 +51,9 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         self.was_ready = False
         self.breaker = Breaker()
         self._identity = identity
-        self._dial = dial
+        self._dialer = dialer
         self._on_change = on_change
-        self._session: StreamSession[SendT, RecvT] | None = None
+        self._session: Session[SendT, RecvT] | None = None
         self._inboxes: dict[bytes, Inbox] = {}
 
     @property
@@ -110,7 +110,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
             self._lose()
 
     async def _hold_session(self) -> None:
-        async with self._dial(self.info) as session:
+        async with self._dialer.open(self.info) as session:
             session.send(self._hello_message())
             incoming = aiter(session)
             self._check(self._read_hello(await first_message(incoming, self.name)))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from baton.errors import PeerLost
+from baton.identity import Identity
+from baton.ports import Dialer, WorkerInfo
 from baton.v1 import admin_service_pb2, common_pb2, prefill_service_pb2
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
 from router.link import WorkerLink
 
 _EMPTY = prefill_service_pb2.PrefillCapacity()
+
+PrefillDialer = Dialer[PrefillServiceSessionRequest, PrefillServiceSessionResponse]
 
 
 class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSessionResponse]):
@@ -27,8 +31,10 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
     _capacity = _EMPTY
     _load = prefill_service_pb2.PrefillWorkerHeartbeat()
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(
+        self, info: WorkerInfo, identity: Identity, dialer: PrefillDialer, on_change: Callable[[], None]
+    ) -> None:
+        super().__init__(info, identity, dialer, on_change)
         self._costs: dict[bytes, int] = {}
 
     @property

@@ -40,6 +40,7 @@ class InferenceServicer(InferenceServiceServicer):
         *,
         config: RouterConfig,
         model: ModelDir,
+        text: Text,
         queue: BucketQueue[Ticket],
         dispatcher: Dispatcher,
         fleet: Fleet,
@@ -52,10 +53,10 @@ class InferenceServicer(InferenceServiceServicer):
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._rng = rng
-        self._text = Text(model)
+        self._text = text
         self._reader = RequestReader(
             model=model.name,
-            text=self._text,
+            text=text,
             limits=model.limits,
             eos_token_ids=model.eos_token_ids,
             default_max_tokens=config.default_max_tokens,

@@ -1,12 +1,13 @@
 """Text in, token ids out, and back: tokenizer, chat template, incremental detokenization.
 
 Workers see token ids only. The tokenizer is shared and never mutated; long
-texts are encoded off the event loop.
+texts are encoded off the event loop, wherever the entry point says.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,17 @@ INLINE_CHARS = 2_000
 MAX_CHARS_PER_TOKEN = 64
 MAX_MESSAGES = 1_000
 
+Offload = Callable[[Callable[[], list[int]]], Awaitable[list[int]]]
+
 
 class Text:
-    """Tokenizer and chat template of one model."""
+    """Tokenizer and chat template of one model.
 
-    def __init__(self, model: ModelDir) -> None:
+    offload: runs a function away from the event loop; used for texts over INLINE_CHARS.
+    """
+
+    def __init__(self, model: ModelDir, offload: Offload) -> None:
+        self._offload = offload
         self._tokenizer = _read_tokenizer(model.tokenizer_path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -48,7 +55,7 @@ class Text:
         self._check_size(len(text), max_tokens)
         if len(text) <= INLINE_CHARS:
             return self._encode(text, add_special_tokens)
-        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+        return await self._offload(partial(self._encode, text, add_special_tokens))
 
     async def encode_chat(self, messages: list[dict[str, str]], max_tokens: int) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn."""

@@ -197,6 +197,11 @@ class Stage:
         self.registry.withdraw(name)
         self.dialer.cut(name)
 
+    def cut_off(self, name: str) -> None:
+        """Nobody reaches the process any more; it lives, and the registry says so."""
+        self.dialer.workers.pop(name, None)
+        self.dialer.cut(name)
+
     def generate(self, num_prompt_tokens: int = 20, *, timeout_s: float | None = None, **params: Any) -> Run:
         loop = asyncio.get_running_loop()
         request = GenerationRequest(
@@ -260,8 +265,8 @@ async def staged(**settings: Any) -> AsyncIterator[Stage]:
     fleet = Fleet(
         registry=registry,
         identity=identity,
-        dial_prefill=dialer,
-        dial_decode=dialer,
+        prefill_dialer=dialer,
+        decode_dialer=dialer,
         rng=random.Random(0),
         on_change=dispatcher.kick,
     )

@@ -32,27 +32,50 @@ async def begun(stage: Stage) -> tuple[Any, Run]:
     return decode, run
 
 
-async def dies_alone(stage: Stage, decode: Any, number: int) -> None:
-    """The next prefill worker gives the request a step of its own, and is gone in it."""
-    worker = await stage.prefill(f"prefill-{number}")
+async def lost_alone(stage: Stage, decode: Any, number: int, *, is_only_cut: bool = False) -> None:
+    """The next prefill worker gives the request a step of its own, and is gone in it, or cut off."""
+    name = f"prefill-{number}"
+    worker = await stage.prefill(name)
     command = await to_prefill(worker, decode)
     assert command.sequence.alone
     worker.send(alone_step={"attempt_id": command.attempt_id})
-    stage.kill(worker.identity.name)
+    if is_only_cut:
+        stage.cut_off(name)
+    else:
+        stage.kill(name)
+    await decode.command("abort_if_uncommitted")
+    decode.gone(command.attempt_id)
+    await decode.command("release")
 
 
+@pytest.fixture
+def quick_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.suspicion.VERDICT_S", 0.1)
+
+
+@pytest.mark.usefixtures("quick_verdict")
 async def test_after_two_deaths_it_runs_alone_and_two_deaths_in_its_own_steps_end_it() -> None:
     async with staged(resume_wait_s=30.0) as stage:
         decode, run = await begun(stage)
-        await dies_alone(stage, decode, 2)
         # Once may be a coincidence.
-        aborted = await decode.command("abort_if_uncommitted")
-        decode.gone(aborted.attempt_id)
-        await decode.command("release")
-        await dies_alone(stage, decode, 3)
+        await lost_alone(stage, decode, 2)
+        await lost_alone(stage, decode, 3)
         with pytest.raises(PoisonRequest, match=r"died 4 times .* 2 times in a step"):
             await run.answer()
         await until(lambda: stage.held() == NOTHING)
+
+
+@pytest.mark.usefixtures("quick_verdict")
+async def test_a_worker_that_is_only_cut_off_has_not_died_of_it() -> None:
+    async with staged(resume_wait_s=30.0) as stage:
+        decode, run = await begun(stage)
+        await lost_alone(stage, decode, 2)
+        await lost_alone(stage, decode, 3, is_only_cut=True)
+        healthy = await stage.prefill("prefill-4")
+        again = await to_prefill(healthy, decode)
+        healthy.first_token(again, 70, end=True)
+        healthy.ended(again.attempt_id, finished=True)
+        assert await run.answer() == [70]
 
 
 async def test_a_death_beside_its_own_step_is_not_its_fault() -> None:
