@@ -16,7 +16,7 @@ INSTALL := $(PIP) install --constraint constraints.txt
 help:
 	@echo "make install     create $(VENV) and install everything at the pinned versions"
 	@echo "make protos      generate baton/v1 from protos/"
-	@echo "make check       lint, format, types, import rules, sizes, fresh protos"
+	@echo "make check       lint, format, types, import rules, executors, sizes, fresh protos"
 	@echo "make test        all tests but the long ones"
 	@echo "make test-long   soaks and long simulations"
 	@echo "make demo        a whole cluster on this machine"
@@ -48,6 +48,8 @@ check: install
 	@$(BIN)/mypy
 	@echo "check: imports"
 	@$(BIN)/lint-imports
+	@echo "check: executors"
+	@$(BIN)/python -m checks.executors
 	@echo "check: sizes"
 	@$(BIN)/python -m checks.size
 	@echo "check: protos"

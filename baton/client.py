@@ -13,6 +13,7 @@ It shows no protobuf type. A client does not survive a fork; connect in the chil
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +36,7 @@ class AsyncClient:
 
     def __init__(self, routers: Routers) -> None:
         self._routers = routers
+        self._rng = random.Random()
 
     @classmethod
     async def connect(cls, target: str | Sequence[str] = DEFAULT_TARGET, *, timeout_s: float = 10.0) -> Self:
@@ -71,7 +73,7 @@ class AsyncClient:
                 refusals arrive while iterating.
         """
         request = build_request(prompt, messages, token_ids, options)
-        return Generation(self._routers, request, start_span(ROOT_SPAN), timeout_s)
+        return Generation(self._routers, request, start_span(ROOT_SPAN), timeout_s, self._rng)
 
     async def list_models(self, *, timeout_s: float = 10.0) -> list[ModelInfo]:
         """The models this cluster serves."""

@@ -28,7 +28,10 @@ LONGEST_PAUSE_S = 1.0
 
 
 class Generation:
-    """One answer as it arrives. Iterate once; leaving early needs cancel() or `async with`."""
+    """One answer as it arrives. Iterate once; leaving early needs cancel() or `async with`.
+
+    rng: spreads the tries of clients that lose the same router.
+    """
 
     def __init__(
         self,
@@ -36,10 +39,12 @@ class Generation:
         request: inference_service_pb2.GenerateRequest,
         span: Span,
         timeout_s: float | None,
+        rng: random.Random,
     ) -> None:
         self._routers = routers
         self._request = request
         self._span = span
+        self._rng = rng
         self._deadline_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         self._summary: Summary | None = None
         self._lost_at: float | None = None
@@ -147,7 +152,7 @@ class Generation:
         if not lost or now - self._lost_at > RESUME_S:
             raise failure from None
         self._routers.lose(self._target)
-        await asyncio.sleep(random.uniform(0, LONGEST_PAUSE_S))
+        await asyncio.sleep(self._rng.uniform(0, LONGEST_PAUSE_S))
         if self._deadline_at is not None and asyncio.get_running_loop().time() >= self._deadline_at:
             raise DeadlineExceeded("the deadline passed while the answer moved to another router")
         self._call = self._start()

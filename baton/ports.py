@@ -1,13 +1,20 @@
-"""The four ports between Baton's plain cores and the outside world.
+"""The ports between Baton's plain cores and the outside world.
 
-Production puts gRPC, Redis and an engine thread behind them (baton/sessions.py,
-baton/registry.py, engine/thread.py, kvtransfer/transports/); a simulation puts
-virtual time and queues there. Nothing in this module does any work.
+    port               is                         in production                   moves
+    Dialer, Session    here                       router/dial.py,                 commands and events
+                                                  baton/sessions.py
+    Registry           here                       baton/registry.py               who could be talked to
+    StepRunner         engine/step_runner.py      engine/thread.py                one step of the model
+    KvTransport        kvtransfer/contract.py     kvtransfer/transports/grpc.py   KV blocks
+
+Two stand beside the types they carry, because imports point down. A simulation puts
+virtual time and queues behind all of them. Nothing in this module does any work.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -57,6 +64,17 @@ class WorkerInfo:
     incarnation: int
     address: str
     draining: bool = False
+
+
+class Dialer(Protocol[SendT, RecvT]):
+    """Opens sessions with the workers of one role."""
+
+    def open(self, info: WorkerInfo) -> AbstractAsyncContextManager[Session[SendT, RecvT]]:
+        """A session with a worker, ended when the block is left.
+
+        Entering raises PeerLost if the worker cannot be reached, or returns a session that
+        raises it on its first use.
+        """
 
 
 class Registry(Protocol):

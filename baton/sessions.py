@@ -63,10 +63,6 @@ class StreamSession(Generic[SendT, RecvT]):
         """Name of the peer."""
         return self._peer
 
-    @peer.setter
-    def peer(self, name: str) -> None:
-        self._peer = name
-
     @property
     def last_received(self) -> float:
         """Loop time of the last message received, in seconds."""

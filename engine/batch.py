@@ -80,11 +80,9 @@ class StepOutput:
     logprobs: [S] float32, log-probability of the sampled token under the unfiltered
         distribution; 0 where it was not wanted.
     finite: [S] bool, whether all logits of the row were finite.
-    duration_s: time the step took on the device.
     """
 
     step_id: int
     token_ids: Int64Array
     logprobs: Float32Array
     finite: BoolArray
-    duration_s: float

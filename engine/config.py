@@ -16,6 +16,7 @@ from engine.model.rope import RopeConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LAYOUTS = ("HND", "NHD")
+_TOKENS_PER_STEP = ("max_batch_tokens", "chunk_tokens", "mixed_tokens")
 
 # Settings of config.json that change the computation and that this decoder does not have.
 _UNSUPPORTED = ("quantization_config", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
@@ -99,7 +100,9 @@ class EngineConfig:
     block_size: tokens per block.  layout: order of heads and tokens within a block.
     kv_cache_bytes: size of the cache, allocated once at start.
     max_batch_tokens: most tokens of one step.  chunk_tokens: most prompt tokens of one
-        request in one step.  max_running: most requests that hold a place in the batch.
+        request in one step.  mixed_tokens: most prompt tokens of a step in which others decode,
+        which bounds what a prompt adds to the gap between their tokens.
+    max_running: most requests that hold a place in the batch.
     """
 
     model: str = field(default="", metadata={"help": "model folder, or the name of a pulled model"})
@@ -114,6 +117,9 @@ class EngineConfig:
     kv_cache_bytes: int = field(default=1 << 30, metadata={"help": "size of the KV cache, in bytes"})
     max_batch_tokens: int = field(default=256, metadata={"help": "most tokens of one step"})
     chunk_tokens: int = field(default=128, metadata={"help": "most prompt tokens of one request in a step"})
+    mixed_tokens: int = field(
+        default=64, metadata={"help": "most prompt tokens of a step that decodes as well"}
+    )
     max_running: int = field(default=64, metadata={"help": "most requests in the batch"})
 
     def __post_init__(self) -> None:
@@ -121,7 +127,7 @@ class EngineConfig:
         _require_choice("kv_dtype", self.kv_dtype, DTYPES)
         _require_choice("layout", self.layout, LAYOUTS)
         _require_at_least("threads", self.threads, 0)
-        for key in ("block_size", "kv_cache_bytes", "max_batch_tokens", "chunk_tokens", "max_running"):
+        for key in ("block_size", "kv_cache_bytes", *_TOKENS_PER_STEP, "max_running"):
             _require_at_least(key, getattr(self, key), 1)
         if self.max_running >= self.max_batch_tokens:
             raise ConfigError(

@@ -58,7 +58,13 @@ class Request:
     prefill_only: leaves the scheduler, with its blocks, once the next token is sampled.
     alone: it gets steps of its own, because workers died while it ran.
     sample_index: which of the n answers to one prompt this is; part of the random key.
+    arrived_at: when its router got it, in seconds of the event loop's clock here; the oldest is never
+        preempted.
+    cache_salt: key of its prefix keys; requests share cached blocks only if theirs are equal.
     block_ids: blocks of the paged cache, in token order. Whoever holds the request owns them.
+    num_cached_tokens: leading tokens that the prefix cache had when the request began.
+    num_published_blocks: leading blocks that others can find.
+    prefix_keys: keys of its full blocks, made when they are first needed.
     num_computed_tokens: leading tokens whose KV is stored. The KV of the last sampled
         token is stored by the next step, so a finished request has at most num_tokens - 1.
     """
@@ -70,8 +76,12 @@ class Request:
     prefill_only: bool = False
     alone: bool = False
     sample_index: int = 0
+    arrived_at: float = 0.0
+    cache_salt: bytes = b""
     block_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_published_blocks: int = 0
     status: RequestStatus = RequestStatus.QUEUED
     finish_reason: FinishReason | None = None
 
@@ -100,6 +110,11 @@ class Request:
         if status not in ALLOWED[self.status]:
             raise ValueError(f"a request cannot go from {self.status.name} to {status.name}")
         self.status = status
+
+    def rewind(self) -> None:
+        """Back to where it waits for blocks, with the tokens it has: resuming it computes them again."""
+        self.move_to(RequestStatus.QUEUED)
+        self.num_computed_tokens = 0
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the request for a reason the client is told."""

@@ -6,7 +6,6 @@ neither requests nor the event loop.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,14 +33,12 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> StepOutput:
         """Stores the KV of the batch's tokens and samples its logits_rows."""
-        started = time.perf_counter()
         sampled = sample(self._logits(batch), batch.sampling)
         return StepOutput(
             step_id=batch.step_id,
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             finite=sampled.finite,
-            duration_s=time.perf_counter() - started,
         )
 
     @torch.inference_mode()

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import numpy as np
-import torch
 
 from baton.errors import BatonError, PeerLost
 from baton.ports import WorkerInfo
 from baton.v1 import common_pb2
 from engine.batch import ForwardBatch, StepOutput
 from engine.kv_cache import KVCache
+from engine.model.tattletale import TattleTaleRunner, kv_of, next_token
 from kvtransfer.contract import Answer, AnsweredEarly, FirstToken, Gone, Ticket, TransferTarget
 from kvtransfer.receiver import IncomingWrite, KvReceiver
 
@@ -83,7 +83,7 @@ class MemoryDialer:
         self.sessions: dict[str, list[MemorySession]] = {}
 
     @asynccontextmanager
-    async def __call__(self, info: WorkerInfo) -> AsyncIterator[MemorySession]:
+    async def open(self, info: WorkerInfo) -> AsyncIterator[MemorySession]:
         if info.name not in self.workers:
             raise PeerLost(f"{info.name} does not answer")
         ours, theirs = MemorySession.pair(info.name, "router")
@@ -220,35 +220,40 @@ def _now() -> float:
 VOCAB = 97
 
 
-def kv_of(token_id: int, position: int, shape: tuple[int, ...]) -> np.ndarray:
-    """KV of one token: [L, 2, K, h] small integers, a different pattern for every token and position."""
-    index = np.arange(int(np.prod(shape)), dtype=np.int64)
-    return ((index * 5 + token_id * 31 + position * 17 + (index * token_id) % 7) % 17 - 8).reshape(shape)
+def kv_rows(token_ids: Sequence[int], shape: tuple[int, ...]) -> np.ndarray:
+    """KV of a sequence by the rule of engine/model/tattletale.py, [T, *shape] int8; shape: L, 2, K, h."""
+    rows = [b""]
+    for position, token_id in enumerate(token_ids):
+        rows.append(kv_of(rows[-1], token_id, position, math.prod(shape)))
+    return np.frombuffer(b"".join(rows), np.int8).reshape(-1, *shape)
 
 
-def next_token(kv_TLKh: np.ndarray) -> int:
-    """The token that follows a sequence with this KV, [T, L, 2, K, h]."""
-    return zlib.crc32(kv_TLKh.astype(np.int8).tobytes()) % VOCAB
+def expected_answer(
+    prompt: Sequence[int],
+    num_tokens: int,
+    shape: tuple[int, ...],
+    *,
+    seed: int = 0,
+    stop_token_ids: Sequence[int] = (),
+) -> list[int]:
+    """What an undisturbed generation yields, computed from the tokens alone; greedy without a seed."""
+    kv, answer = kv_rows(prompt, shape), list[int]()
+    while len(answer) < num_tokens:
+        position = len(kv)
+        token_id = next_token(kv, position, seed, VOCAB)
+        answer.append(token_id)
+        if token_id in stop_token_ids:
+            break
+        row = kv_of(kv[-1].tobytes(), token_id, position, kv[-1].size)
+        kv = np.concatenate([kv, np.frombuffer(row, np.int8).reshape(1, *shape)])
+    return answer
 
 
-def expected_answer(prompt: Sequence[int], num_tokens: int, shape: tuple[int, ...]) -> list[int]:
-    """What an undisturbed generation yields, computed from the tokens alone."""
-    token_ids = list(prompt)
-    for _ in range(num_tokens):
-        kv = np.stack([kv_of(token, position, shape) for position, token in enumerate(token_ids)])
-        token_ids.append(next_token(kv))
-    return token_ids[len(prompt) :]
-
-
-class HashRunner:
-    """A StepRunner without weights: stores kv_of() in the cache, and samples by what it finds there.
-
-    A block that is lost, stale or swapped changes the very next token.
-    """
+class GatedRunner:
+    """A StepRunner of the tattle-tale model: a test decides when steps may run, and whether they fail."""
 
     def __init__(self, cache: KVCache) -> None:
-        self.cache = cache
-        self.shape = (cache.shape.num_layers, 2, cache.shape.num_kv_heads, cache.shape.head_dim)
+        self._runner = TattleTaleRunner(cache, VOCAB)
         self.may_run = asyncio.Event()
         self.may_run.set()
         self.num_steps = 0
@@ -263,28 +268,4 @@ class HashRunner:
         if self.fail_with is not None:
             raise self.fail_with
         self.num_steps += 1
-        self._store(batch)
-        token_ids = [next_token(self._context(batch, int(row))) for row in batch.logits_rows]
-        return StepOutput(
-            step_id=batch.step_id,
-            token_ids=np.array(token_ids, np.int64),
-            logprobs=np.full(len(token_ids), -0.5, np.float32),
-            finite=np.ones(len(token_ids), np.bool_),
-            duration_s=0.0,
-        )
-
-    def _store(self, batch: ForwardBatch) -> None:
-        size = self.cache.shape.block_size
-        for token_id, position, slot in zip(
-            batch.token_ids, batch.positions, batch.slot_mapping, strict=True
-        ):
-            kv = torch.from_numpy(kv_of(int(token_id), int(position), self.shape))
-            self.cache.logical[slot // size, :, :, :, slot % size] = kv.to(self.cache.logical.dtype)
-
-    def _context(self, batch: ForwardBatch, row: int) -> np.ndarray:
-        size = self.cache.shape.block_size
-        sequence = int(np.searchsorted(batch.cu_seqlens_q, row, side="right")) - 1
-        positions = np.arange(batch.seq_lens[sequence])
-        blocks = torch.from_numpy(batch.block_tables[sequence][positions // size].astype(np.int64))
-        kv = self.cache.logical[blocks, :, :, :, torch.from_numpy(positions % size)]
-        return kv.float().numpy()
+        return self._runner.run(batch)

@@ -24,31 +24,43 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/common.proto\x12\x08\x62\x61ton.v1\"\xd6\x01\n\x0b\x46ingerprint\x12\x12\n\nweights_id\x18\x01 \x01(\t\x12\x14\n\x0ctokenizer_id\x18\x02 \x01(\t\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x11\n\tnum_heads\x18\x04 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x0c\n\x04rope\x18\x08 \x01(\t\x12\x17\n\x0fsampler_version\x18\t \x01(\r\x12\x13\n\x0bkey_version\x18\n \x01(\r\"\x8e\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x1c\n\x04role\x18\x04 \x01(\x0e\x32\x0e.baton.v1.Role\x12*\n\x0b\x66ingerprint\x18\x05 \x01(\x0b\x32\x15.baton.v1.Fingerprint\"\xb2\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x10\n\x08logprobs\x18\t \x01(\x08\"\xb2\x01\n\x08Sequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x14\n\x0cremaining_ms\x18\x06 \x01(\x04\x12\r\n\x05\x61lone\x18\x07 \x01(\x08\"\x89\x01\n\nTokenEvent\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\x13\n\x0bstart_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\".\n\tAloneStep\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"O\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\x04*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ROUTER\x10\x01\x12\x10\n\x0cROLE_PREFILL\x10\x02\x12\x0f\n\x0bROLE_DECODE\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\xdc\x01\n\nGoneReason\x12\x1b\n\x17GONE_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13GONE_REASON_UNKNOWN\x10\x01\x12\x17\n\x13GONE_REASON_EXPIRED\x10\x02\x12\x19\n\x15GONE_REASON_CANCELLED\x10\x03\x12\x16\n\x12GONE_REASON_FENCED\x10\x04\x12\x17\n\x13GONE_REASON_CORRUPT\x10\x05\x12\x1b\n\x17GONE_REASON_SENDER_LOST\x10\x06\x12\x16\n\x12GONE_REASON_FAILED\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/common.proto\x12\x08\x62\x61ton.v1\"\xd6\x01\n\x0b\x46ingerprint\x12\x12\n\nweights_id\x18\x01 \x01(\t\x12\x14\n\x0ctokenizer_id\x18\x02 \x01(\t\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x11\n\tnum_heads\x18\x04 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x0c\n\x04rope\x18\x08 \x01(\t\x12\x17\n\x0fsampler_version\x18\t \x01(\r\x12\x13\n\x0bkey_version\x18\n \x01(\r\"\x8e\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x1c\n\x04role\x18\x04 \x01(\x0e\x32\x0e.baton.v1.Role\x12*\n\x0b\x66ingerprint\x18\x05 \x01(\x0b\x32\x15.baton.v1.Fingerprint\"\x8d\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x10\n\x08logprobs\x18\t \x01(\x08\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x02\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x02\x12;\n\nlogit_bias\x18\r \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x03(\r\x12\x12\n\nmin_tokens\x18\x0f \x01(\r\x12\x14\n\x0ctop_logprobs\x18\x10 \x01(\r\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x00\x88\x01\x01\x12\"\n\x07grammar\x18\x12 \x01(\x0b\x32\x11.baton.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x12\n\x10_prompt_logprobs\"o\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x12$\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x11.baton.v1.ChoicesH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"2\n\x0bTopLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\"x\n\x0ePromptLogprobs\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\x13\n\x0bstart_index\x18\x02 \x01(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12+\n\x0ctop_logprobs\x18\x04 \x03(\x0b\x32\x15.baton.v1.TopLogprobs\"\xec\x01\n\x08Sequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x14\n\x0cremaining_ms\x18\x06 \x01(\x04\x12\r\n\x05\x61lone\x18\x07 \x01(\x08\x12\x14\n\x0csample_index\x18\x08 \x01(\r\x12\x12\n\ncache_salt\x18\t \x01(\x0c\x12\x0e\n\x06\x61ge_ms\x18\n \x01(\x04\"\xb6\x01\n\nTokenEvent\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\x13\n\x0bstart_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12+\n\x0ctop_logprobs\x18\x06 \x03(\x0b\x32\x15.baton.v1.TopLogprobs\".\n\tAloneStep\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"O\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\x04*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ROUTER\x10\x01\x12\x10\n\x0cROLE_PREFILL\x10\x02\x12\x0f\n\x0bROLE_DECODE\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\xdc\x01\n\nGoneReason\x12\x1b\n\x17GONE_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13GONE_REASON_UNKNOWN\x10\x01\x12\x17\n\x13GONE_REASON_EXPIRED\x10\x02\x12\x19\n\x15GONE_REASON_CANCELLED\x10\x03\x12\x16\n\x12GONE_REASON_FENCED\x10\x04\x12\x17\n\x13GONE_REASON_CORRUPT\x10\x05\x12\x1b\n\x17GONE_REASON_SENDER_LOST\x10\x06\x12\x16\n\x12GONE_REASON_FAILED\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1028
-  _globals['_ROLE']._serialized_end=1108
-  _globals['_FINISHREASON']._serialized_start=1110
-  _globals['_FINISHREASON']._serialized_end=1205
-  _globals['_GONEREASON']._serialized_start=1208
-  _globals['_GONEREASON']._serialized_end=1428
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_ROLE']._serialized_start=1791
+  _globals['_ROLE']._serialized_end=1871
+  _globals['_FINISHREASON']._serialized_start=1873
+  _globals['_FINISHREASON']._serialized_end=1968
+  _globals['_GONEREASON']._serialized_start=1971
+  _globals['_GONEREASON']._serialized_end=2191
   _globals['_FINGERPRINT']._serialized_start=36
   _globals['_FINGERPRINT']._serialized_end=250
   _globals['_HELLO']._serialized_start=253
   _globals['_HELLO']._serialized_end=395
   _globals['_SAMPLINGPARAMS']._serialized_start=398
-  _globals['_SAMPLINGPARAMS']._serialized_end=576
-  _globals['_SEQUENCE']._serialized_start=579
-  _globals['_SEQUENCE']._serialized_end=757
-  _globals['_TOKENEVENT']._serialized_start=760
-  _globals['_TOKENEVENT']._serialized_end=897
-  _globals['_ALONESTEP']._serialized_start=899
-  _globals['_ALONESTEP']._serialized_end=945
-  _globals['_FAILURE']._serialized_start=947
-  _globals['_FAILURE']._serialized_end=1026
+  _globals['_SAMPLINGPARAMS']._serialized_end=923
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=855
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=903
+  _globals['_GRAMMAR']._serialized_start=925
+  _globals['_GRAMMAR']._serialized_end=1036
+  _globals['_CHOICES']._serialized_start=1038
+  _globals['_CHOICES']._serialized_end=1062
+  _globals['_TOPLOGPROBS']._serialized_start=1064
+  _globals['_TOPLOGPROBS']._serialized_end=1114
+  _globals['_PROMPTLOGPROBS']._serialized_start=1116
+  _globals['_PROMPTLOGPROBS']._serialized_end=1236
+  _globals['_SEQUENCE']._serialized_start=1239
+  _globals['_SEQUENCE']._serialized_end=1475
+  _globals['_TOKENEVENT']._serialized_start=1478
+  _globals['_TOKENEVENT']._serialized_end=1660
+  _globals['_ALONESTEP']._serialized_start=1662
+  _globals['_ALONESTEP']._serialized_end=1708
+  _globals['_FAILURE']._serialized_start=1710
+  _globals['_FAILURE']._serialized_end=1789
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x62\x61ton/v1/decode_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"J\n\x0eReserveCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12$\n\x08sequence\x18\x02 \x01(\x0b\x32\x12.baton.v1.Sequence\"$\n\x0eReleaseCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"/\n\x19\x41\x62ortIfUncommittedCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\",\n\x15\x44\x65\x63odeRouterHeartbeat\x12\x13\n\x0b\x61ttempt_ids\x18\x01 \x03(\x0c\"\x9f\x02\n\x1b\x44\x65\x63odeServiceSessionRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12+\n\x07reserve\x18\x02 \x01(\x0b\x32\x18.baton.v1.ReserveCommandH\x00\x12+\n\x07release\x18\x03 \x01(\x0b\x32\x18.baton.v1.ReleaseCommandH\x00\x12\x43\n\x14\x61\x62ort_if_uncommitted\x18\x04 \x01(\x0b\x32#.baton.v1.AbortIfUncommittedCommandH\x00\x12\x34\n\theartbeat\x18\x05 \x01(\x0b\x32\x1f.baton.v1.DecodeRouterHeartbeatH\x00\x42\t\n\x07message\"B\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\x12\x17\n\x0fnum_held_tokens\x18\x03 \x01(\r\"-\n\x07Refusal\x12\"\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x11.baton.v1.Failure\"\x8e\x01\n\rReserveResult\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12 \n\x05lease\x18\x02 \x01(\x0b\x32\x0f.baton.v1.LeaseH\x00\x12$\n\x07refusal\x18\x03 \x01(\x0b\x32\x11.baton.v1.RefusalH\x00\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\rB\x08\n\x06result\"h\n\x0cLeaseOutcome\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\x13\n\tcommitted\x18\x02 \x01(\x08H\x00\x12$\n\x04gone\x18\x03 \x01(\x0e\x32\x14.baton.v1.GoneReasonH\x00\x42\t\n\x07outcome\"F\n\x0c\x44\x65\x63odeFailed\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\"\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x11.baton.v1.Failure\"K\n\nStepEvents\x12$\n\x06tokens\x18\x01 \x03(\x0b\x32\x14.baton.v1.TokenEvent\x12\x17\n\x0fnum_free_blocks\x18\x02 \x01(\r\"l\n\x15\x44\x65\x63odeWorkerHeartbeat\x12\x17\n\x0fnum_free_blocks\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x12\n\nnum_leases\x18\x03 \x01(\r\x12\x11\n\tis_wedged\x18\x04 \x01(\x08\"q\n\x0e\x44\x65\x63odeCapacity\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x10\n\x08kv_dtype\x18\x03 \x01(\t\x12\x18\n\x10transfer_address\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\"\x8e\x03\n\x1c\x44\x65\x63odeServiceSessionResponse\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12,\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32\x18.baton.v1.DecodeCapacityH\x00\x12\x31\n\x0ereserve_result\x18\x03 \x01(\x0b\x32\x17.baton.v1.ReserveResultH\x00\x12/\n\rlease_outcome\x18\x04 \x01(\x0b\x32\x16.baton.v1.LeaseOutcomeH\x00\x12$\n\x04step\x18\x05 \x01(\x0b\x32\x14.baton.v1.StepEventsH\x00\x12(\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x16.baton.v1.DecodeFailedH\x00\x12\x34\n\theartbeat\x18\x07 \x01(\x0b\x32\x1f.baton.v1.DecodeWorkerHeartbeatH\x00\x12)\n\nalone_step\x18\x08 \x01(\x0b\x32\x13.baton.v1.AloneStepH\x00\x42\t\n\x07message2m\n\rDecodeService\x12\\\n\x07Session\x12%.baton.v1.DecodeServiceSessionRequest\x1a&.baton.v1.DecodeServiceSessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x62\x61ton/v1/decode_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"c\n\x0eReserveCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12$\n\x08sequence\x18\x02 \x01(\x0b\x32\x12.baton.v1.Sequence\x12\x17\n\x0f\x63ompute_locally\x18\x03 \x01(\x08\"$\n\x0eReleaseCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"/\n\x19\x41\x62ortIfUncommittedCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\",\n\x15\x44\x65\x63odeRouterHeartbeat\x12\x13\n\x0b\x61ttempt_ids\x18\x01 \x03(\x0c\"\x9f\x02\n\x1b\x44\x65\x63odeServiceSessionRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12+\n\x07reserve\x18\x02 \x01(\x0b\x32\x18.baton.v1.ReserveCommandH\x00\x12+\n\x07release\x18\x03 \x01(\x0b\x32\x18.baton.v1.ReleaseCommandH\x00\x12\x43\n\x14\x61\x62ort_if_uncommitted\x18\x04 \x01(\x0b\x32#.baton.v1.AbortIfUncommittedCommandH\x00\x12\x34\n\theartbeat\x18\x05 \x01(\x0b\x32\x1f.baton.v1.DecodeRouterHeartbeatH\x00\x42\t\n\x07message\"B\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\x12\x17\n\x0fnum_held_tokens\x18\x03 \x01(\r\"-\n\x07Refusal\x12\"\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x11.baton.v1.Failure\"\x8e\x01\n\rReserveResult\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12 \n\x05lease\x18\x02 \x01(\x0b\x32\x0f.baton.v1.LeaseH\x00\x12$\n\x07refusal\x18\x03 \x01(\x0b\x32\x11.baton.v1.RefusalH\x00\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\rB\x08\n\x06result\"h\n\x0cLeaseOutcome\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\x13\n\tcommitted\x18\x02 \x01(\x08H\x00\x12$\n\x04gone\x18\x03 \x01(\x0e\x32\x14.baton.v1.GoneReasonH\x00\x42\t\n\x07outcome\"F\n\x0c\x44\x65\x63odeFailed\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\"\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x11.baton.v1.Failure\"\x1f\n\tPreempted\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"K\n\nStepEvents\x12$\n\x06tokens\x18\x01 \x03(\x0b\x32\x14.baton.v1.TokenEvent\x12\x17\n\x0fnum_free_blocks\x18\x02 \x01(\r\"l\n\x15\x44\x65\x63odeWorkerHeartbeat\x12\x17\n\x0fnum_free_blocks\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x12\n\nnum_leases\x18\x03 \x01(\r\x12\x11\n\tis_wedged\x18\x04 \x01(\x08\"q\n\x0e\x44\x65\x63odeCapacity\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x10\n\x08kv_dtype\x18\x03 \x01(\t\x12\x18\n\x10transfer_address\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\"\xb8\x03\n\x1c\x44\x65\x63odeServiceSessionResponse\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12,\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32\x18.baton.v1.DecodeCapacityH\x00\x12\x31\n\x0ereserve_result\x18\x03 \x01(\x0b\x32\x17.baton.v1.ReserveResultH\x00\x12/\n\rlease_outcome\x18\x04 \x01(\x0b\x32\x16.baton.v1.LeaseOutcomeH\x00\x12$\n\x04step\x18\x05 \x01(\x0b\x32\x14.baton.v1.StepEventsH\x00\x12(\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x16.baton.v1.DecodeFailedH\x00\x12\x34\n\theartbeat\x18\x07 \x01(\x0b\x32\x1f.baton.v1.DecodeWorkerHeartbeatH\x00\x12)\n\nalone_step\x18\x08 \x01(\x0b\x32\x13.baton.v1.AloneStepH\x00\x12(\n\tpreempted\x18\t \x01(\x0b\x32\x13.baton.v1.PreemptedH\x00\x42\t\n\x07message2m\n\rDecodeService\x12\\\n\x07Session\x12%.baton.v1.DecodeServiceSessionRequest\x1a&.baton.v1.DecodeServiceSessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,33 +33,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.decode_service_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RESERVECOMMAND']._serialized_start=66
-  _globals['_RESERVECOMMAND']._serialized_end=140
-  _globals['_RELEASECOMMAND']._serialized_start=142
-  _globals['_RELEASECOMMAND']._serialized_end=178
-  _globals['_ABORTIFUNCOMMITTEDCOMMAND']._serialized_start=180
-  _globals['_ABORTIFUNCOMMITTEDCOMMAND']._serialized_end=227
-  _globals['_DECODEROUTERHEARTBEAT']._serialized_start=229
-  _globals['_DECODEROUTERHEARTBEAT']._serialized_end=273
-  _globals['_DECODESERVICESESSIONREQUEST']._serialized_start=276
-  _globals['_DECODESERVICESESSIONREQUEST']._serialized_end=563
-  _globals['_LEASE']._serialized_start=565
-  _globals['_LEASE']._serialized_end=631
-  _globals['_REFUSAL']._serialized_start=633
-  _globals['_REFUSAL']._serialized_end=678
-  _globals['_RESERVERESULT']._serialized_start=681
-  _globals['_RESERVERESULT']._serialized_end=823
-  _globals['_LEASEOUTCOME']._serialized_start=825
-  _globals['_LEASEOUTCOME']._serialized_end=929
-  _globals['_DECODEFAILED']._serialized_start=931
-  _globals['_DECODEFAILED']._serialized_end=1001
-  _globals['_STEPEVENTS']._serialized_start=1003
-  _globals['_STEPEVENTS']._serialized_end=1078
-  _globals['_DECODEWORKERHEARTBEAT']._serialized_start=1080
-  _globals['_DECODEWORKERHEARTBEAT']._serialized_end=1188
-  _globals['_DECODECAPACITY']._serialized_start=1190
-  _globals['_DECODECAPACITY']._serialized_end=1303
-  _globals['_DECODESERVICESESSIONRESPONSE']._serialized_start=1306
-  _globals['_DECODESERVICESESSIONRESPONSE']._serialized_end=1704
-  _globals['_DECODESERVICE']._serialized_start=1706
-  _globals['_DECODESERVICE']._serialized_end=1815
+  _globals['_RESERVECOMMAND']._serialized_end=165
+  _globals['_RELEASECOMMAND']._serialized_start=167
+  _globals['_RELEASECOMMAND']._serialized_end=203
+  _globals['_ABORTIFUNCOMMITTEDCOMMAND']._serialized_start=205
+  _globals['_ABORTIFUNCOMMITTEDCOMMAND']._serialized_end=252
+  _globals['_DECODEROUTERHEARTBEAT']._serialized_start=254
+  _globals['_DECODEROUTERHEARTBEAT']._serialized_end=298
+  _globals['_DECODESERVICESESSIONREQUEST']._serialized_start=301
+  _globals['_DECODESERVICESESSIONREQUEST']._serialized_end=588
+  _globals['_LEASE']._serialized_start=590
+  _globals['_LEASE']._serialized_end=656
+  _globals['_REFUSAL']._serialized_start=658
+  _globals['_REFUSAL']._serialized_end=703
+  _globals['_RESERVERESULT']._serialized_start=706
+  _globals['_RESERVERESULT']._serialized_end=848
+  _globals['_LEASEOUTCOME']._serialized_start=850
+  _globals['_LEASEOUTCOME']._serialized_end=954
+  _globals['_DECODEFAILED']._serialized_start=956
+  _globals['_DECODEFAILED']._serialized_end=1026
+  _globals['_PREEMPTED']._serialized_start=1028
+  _globals['_PREEMPTED']._serialized_end=1059
+  _globals['_STEPEVENTS']._serialized_start=1061
+  _globals['_STEPEVENTS']._serialized_end=1136
+  _globals['_DECODEWORKERHEARTBEAT']._serialized_start=1138
+  _globals['_DECODEWORKERHEARTBEAT']._serialized_end=1246
+  _globals['_DECODECAPACITY']._serialized_start=1248
+  _globals['_DECODECAPACITY']._serialized_end=1361
+  _globals['_DECODESERVICESESSIONRESPONSE']._serialized_start=1364
+  _globals['_DECODESERVICESESSIONRESPONSE']._serialized_end=1804
+  _globals['_DECODESERVICE']._serialized_start=1806
+  _globals['_DECODESERVICE']._serialized_end=1915
 # @@protoc_insertion_point(module_scope)

@@ -27,8 +27,13 @@ class ReserveCommand(_message.Message):
 
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    COMPUTE_LOCALLY_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.bytes
     """Random 128 bits naming the attempt."""
+    compute_locally: _builtins.bool
+    """Nothing will be transferred: the worker computes what it does not hold. It
+    answers with the lease and at once with LeaseOutcome committed.
+    """
     @_builtins.property
     def sequence(self) -> _common_pb2.Sequence:
         """The request; it joins the batch when its KV is committed."""
@@ -38,10 +43,11 @@ class ReserveCommand(_message.Message):
         *,
         attempt_id: _builtins.bytes = ...,
         sequence: _common_pb2.Sequence | None = ...,
+        compute_locally: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "compute_locally", b"compute_locally", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -324,6 +330,28 @@ class DecodeFailed(_message.Message):
 Global___DecodeFailed: _TypeAlias = DecodeFailed  # noqa: Y015
 
 @_typing.final
+class Preempted(_message.Message):
+    """The request gave its blocks to older ones and has left; resume it. Nobody is at fault."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    attempt_id: _builtins.bytes
+    """Random 128 bits naming the attempt."""
+    def __init__(
+        self,
+        *,
+        attempt_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Preempted: _TypeAlias = Preempted  # noqa: Y015
+
+@_typing.final
 class StepEvents(_message.Message):
     """All tokens of one step for this router."""
 
@@ -437,6 +465,7 @@ class DecodeServiceSessionResponse(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     ALONE_STEP_FIELD_NUMBER: _builtins.int
+    PREEMPTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _common_pb2.Hello:
         """First message."""
@@ -469,6 +498,10 @@ class DecodeServiceSessionResponse(_message.Message):
     def alone_step(self) -> _common_pb2.AloneStep:
         """A step that one request has to itself."""
 
+    @_builtins.property
+    def preempted(self) -> Global___Preempted:
+        """A request gave its blocks away."""
+
     def __init__(
         self,
         *,
@@ -480,12 +513,13 @@ class DecodeServiceSessionResponse(_message.Message):
         failed: Global___DecodeFailed | None = ...,
         heartbeat: Global___DecodeWorkerHeartbeat | None = ...,
         alone_step: _common_pb2.AloneStep | None = ...,
+        preempted: Global___Preempted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "preempted", b"preempted", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "preempted", b"preempted", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "reserve_result", "lease_outcome", "step", "failed", "heartbeat", "alone_step"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "reserve_result", "lease_outcome", "step", "failed", "heartbeat", "alone_step", "preempted"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

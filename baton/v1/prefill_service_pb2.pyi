@@ -271,6 +271,7 @@ class PrefillEnded(_message.Message):
     TRANSFER_MS_FIELD_NUMBER: _builtins.int
     TRANSFER_BYTES_FIELD_NUMBER: _builtins.int
     TRANSFER_TAIL_MS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.bytes
     """Random 128 bits naming the attempt."""
     committed: _builtins.bool
@@ -289,6 +290,8 @@ class PrefillEnded(_message.Message):
     """From the first token to the outcome, in milliseconds: the part of the
     transfer that no computation hides.
     """
+    num_cached_tokens: _builtins.int
+    """Leading tokens whose KV was in the worker's prefix cache."""
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
         """The attempt failed."""
@@ -305,10 +308,11 @@ class PrefillEnded(_message.Message):
         transfer_ms: _builtins.float = ...,
         transfer_bytes: _builtins.int = ...,
         transfer_tail_ms: _builtins.float = ...,
+        num_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "outcome", b"outcome", "prefill_ms", b"prefill_ms", "transfer_bytes", b"transfer_bytes", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "num_cached_tokens", b"num_cached_tokens", "outcome", b"outcome", "prefill_ms", b"prefill_ms", "transfer_bytes", b"transfer_bytes", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["committed", "finished", "cancelled", "failure"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
@@ -398,6 +402,7 @@ class PrefillServiceSessionResponse(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     ALONE_STEP_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _common_pb2.Hello:
         """First message."""
@@ -430,6 +435,10 @@ class PrefillServiceSessionResponse(_message.Message):
     def alone_step(self) -> _common_pb2.AloneStep:
         """A step that one request has to itself."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _common_pb2.PromptLogprobs:
+        """Log-probabilities of prompt tokens, chunk by chunk."""
+
     def __init__(
         self,
         *,
@@ -441,12 +450,13 @@ class PrefillServiceSessionResponse(_message.Message):
         ended: Global___PrefillEnded | None = ...,
         heartbeat: Global___PrefillWorkerHeartbeat | None = ...,
         alone_step: _common_pb2.AloneStep | None = ...,
+        prompt_logprobs: _common_pb2.PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prompt_logprobs", b"prompt_logprobs", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prompt_logprobs", b"prompt_logprobs", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "credit_grant", "credit_reclaim", "token", "ended", "heartbeat", "alone_step"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "credit_grant", "credit_reclaim", "token", "ended", "heartbeat", "alone_step", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -66,4 +66,3 @@ def test_a_poisoned_sequence_fails_alone(reference_model: Reference) -> None:
 
     assert output.step_id == 3
     assert output.finite.tolist() == [True, False]
-    assert output.duration_s > 0

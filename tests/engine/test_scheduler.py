@@ -65,7 +65,6 @@ def output_of(batch: ForwardBatch, token_ids: Sequence[int], *, bad_rows: Sequen
         token_ids=np.array(token_ids, np.int64),
         logprobs=np.full(len(token_ids), -0.5, np.float32),
         finite=finite,
-        duration_s=0.01,
     )
 
 

@@ -47,7 +47,6 @@ class SteppedRunner:
             token_ids=np.full(count, result, np.int64),
             logprobs=np.zeros(count, np.float32),
             finite=np.ones(count, np.bool_),
-            duration_s=0.0,
         )
 
 

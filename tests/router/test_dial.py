@@ -20,7 +20,7 @@ from baton.v1.prefill_service_pb2_grpc import add_PrefillServiceServicer_to_serv
 from decode_worker.service import DecodeServicer
 from prefill_worker.service import PrefillServicer
 from router.decode_link import DecodeLink
-from router.dial import dial_decode, dial_prefill
+from router.dial import decode_dialer, prefill_dialer
 from router.prefill_link import PrefillLink
 from tests.cluster import make_decode, make_prefill
 from tests.fakes import FINGERPRINT, KvNetwork, until
@@ -46,8 +46,9 @@ class Node:
 
     def link(self, server: RpcServer, identity: Identity = ROUTER, incarnation: int = 3) -> Any:
         info = WorkerInfo(name="w", role=self.role, incarnation=incarnation, address=server.address)
-        kind, dial = (PrefillLink, dial_prefill) if self.role == "prefill" else (DecodeLink, dial_decode)
-        return kind(info, identity, dial, self.changed)
+        if self.role == "prefill":
+            return PrefillLink(info, identity, prefill_dialer(), self.changed)
+        return DecodeLink(info, identity, decode_dialer(), self.changed)
 
     def changed(self) -> None:
         self.changes += 1

@@ -12,7 +12,7 @@ from baton.errors import InvalidRequest, UnknownModel
 from baton.v1 import common_pb2, inference_service_pb2
 from router.request import GenerationRequest, RequestReader
 from router.text import Text
-from tests.router.tiny_text import BOS, MAX_MODEL_LEN, ids_of, model_dir
+from tests.router.tiny_text import BOS, MAX_MODEL_LEN, at_once, ids_of, model_dir
 
 GenerateRequest = inference_service_pb2.GenerateRequest
 NAN = float("nan")
@@ -23,7 +23,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> RequestReader:
     model = model_dir(tmp_path_factory.mktemp("models") / "tiny")
     return RequestReader(
         model="tiny",
-        text=Text(model),
+        text=Text(model, at_once),
         limits=model.limits,
         eos_token_ids=(2,),
         default_max_tokens=16,
@@ -142,7 +142,7 @@ async def test_an_empty_text_is_its_bos_or_refused(reader: RequestReader, tmp_pa
     model = model_dir(tmp_path / "plain", with_bos=False)
     plain = RequestReader(
         model="plain",
-        text=Text(model),
+        text=Text(model, at_once),
         limits=model.limits,
         eos_token_ids=(2,),
         default_max_tokens=16,

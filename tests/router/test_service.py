@@ -22,6 +22,7 @@ from baton.v1 import admin_service_pb2, common_pb2, inference_service_pb2
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from router.admin import RouterAdminServicer
 from router.service import InferenceServicer, within
+from router.text import Text
 from tests.cluster import Cluster, cluster
 from tests.fakes import GUARD_S, expected_answer, until
 from tests.router.tiny_text import BOS, byte_tokenizer, ids_of, model_dir
@@ -55,6 +56,7 @@ async def door(folder: Path, **settings: Any) -> AsyncIterator[Door]:
         inference = InferenceServicer(
             config=stage.config,
             model=model,
+            text=Text(model, asyncio.to_thread),
             queue=stage.queue,
             dispatcher=stage.dispatcher,
             fleet=stage.fleet,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -33,6 +34,11 @@ def byte_tokenizer(*, with_bos: bool = True) -> Tokenizer:
             single="<s> $A", special_tokens=[("<s>", BOS)]
         )
     return tokenizer
+
+
+async def at_once(work: Callable[[], list[int]]) -> list[int]:
+    """An Offload without a thread."""
+    return work()
 
 
 def ids_of(text: str) -> list[int]:

@@ -7,6 +7,7 @@ tokens that are a prefix of the undisturbed answer, text that is theirs.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,9 @@ from baton.generation import Generation
 from baton.routers import Routers
 from baton.telemetry import Span
 from baton.v1.inference_service_pb2 import GenerateRequest, GenerateResponse, TokenIds
+from tests.fakes import expected_answer
 from tests.simulation.calls import Caller, ClientCall, Metadata
 from tests.simulation.plan import KV_SHAPE, RequestPlan
-from tests.simulation.tattletale import answer
 
 # A reader that is slow has little room in front of it.
 SLOW_WINDOW_BYTES = 24
@@ -67,18 +68,26 @@ class Client:
     """One request from its first byte to its one outcome.
 
     outcome: "" while it runs; then "finished", "cancelled", or an error's code.
-    note: called with what happens. tokenizer: of the model.
+    note: called with what happens. tokenizer: of the model. rng: the SDK's.
     """
 
     def __init__(
-        self, plan: RequestPlan, routers: SimRouters, tokenizer: Tokenizer, note: Callable[[str], None]
+        self,
+        plan: RequestPlan,
+        routers: SimRouters,
+        tokenizer: Tokenizer,
+        rng: random.Random,
+        note: Callable[[str], None],
     ) -> None:
         self.plan = plan
         self.outcome = ""
         self.token_ids: list[int] = []
-        self.expected = answer(plan.prompt, plan.max_tokens, plan.seed, plan.stop_token_ids, KV_SHAPE)
+        self.expected = expected_answer(
+            plan.prompt, plan.max_tokens, KV_SHAPE, seed=plan.seed, stop_token_ids=plan.stop_token_ids
+        )
         self._routers = routers
         self._tokenizer = tokenizer
+        self._rng = rng
         self._note = note
         self._text = ""
 
@@ -95,7 +104,9 @@ class Client:
     async def _ask(self) -> str:
         request = self._request()
         try:
-            async with Generation(self._routers, request, Span(None, ""), self.plan.deadline_s) as generation:
+            async with Generation(
+                self._routers, request, Span(None, ""), self.plan.deadline_s, self._rng
+            ) as generation:
                 async for chunk in generation:
                     self._take(chunk)
                     if self.plan.patience_s:
@@ -110,7 +121,8 @@ class Client:
         return GenerateRequest(
             token_ids=TokenIds(ids=plan.prompt),
             max_tokens=plan.max_tokens,
-            temperature=0.0,
+            # The tattle-tale's draws are keyed by the seed, as the sampler's are.
+            temperature=1.0,
             seed=plan.seed,
             stop_token_ids=plan.stop_token_ids,
             request_id=plan.request_id,

@@ -1,6 +1,6 @@
 """One simulated run: nodes, clients and faults on one loop, and the laws it must obey.
 
-Phases: faults for FAULT_PHASE_S, then everything is healed, then all requests must end,
+Phases: faults for the plan's fault_phase_s, then everything is healed, then all requests must end,
 something advancing in every LIVENESS_S, all must come to rest, and new requests be answered.
 """
 
@@ -26,7 +26,7 @@ from tests.simulation.nodes import (
     WorkerNode,
     tokenizer,
 )
-from tests.simulation.plan import FAULT_PHASE_S, Fault, Plan, RequestPlan, probe
+from tests.simulation.plan import Fault, Plan, RequestPlan, probe
 from tests.simulation.sometimes import Sometimes
 from tests.simulation.trace import Trace
 from tests.simulation.virtual_loop import Process, State, VirtualLoop
@@ -36,6 +36,8 @@ LIVENESS_S = 20.0
 # How soon a cancel has reached both legs, and how soon after that nothing is held: a running step
 # may have to end. Both below every lease, so that expiry cannot hide a missing release.
 RELEASE_S, CLEAN_UP_S = 0.4, 1.2
+# A strike is followed by another one if nothing has been resumed by then; none comes in the last seconds.
+STRIKES_APART_S, STRIKES_END_S = 1.0, 5.0
 # What a request may end with. Anything else is a defect.
 OUTCOMES = frozenset(
     {
@@ -84,8 +86,8 @@ class SimCluster:
             self._send(request)
         for fault in self.plan.faults:
             self._loop.call_at(fault.at, self._begin, fault)
-            self._loop.call_at(min(fault.at + fault.lasts_s, FAULT_PHASE_S), self._end, fault)
-        if await self._passed(FAULT_PHASE_S + 0.001):
+            self._loop.call_at(min(fault.at + fault.lasts_s, self.plan.fault_phase_s), self._end, fault)
+        if await self._passed(self.plan.fault_phase_s + 0.001):
             self._heal()
             await self._answered()
             if await self._rests("after the faults", LIVENESS_S):
@@ -106,7 +108,12 @@ class SimCluster:
             self.past.append(process)
 
     def strike(self, fault: Fault) -> None:
-        """Kills a worker of a role at a moment when it has work, and restarts it."""
+        """Kills a worker of a role at a moment when it has work, and restarts it.
+
+        A strike after which nothing is resumed was for nothing, and another one follows.
+        """
+        if self.now() > self.plan.fault_phase_s - STRIKES_END_S:
+            return
         busy = [
             name
             for name, node in self.nodes.items()
@@ -118,7 +125,8 @@ class SimCluster:
             self.trace.note(busy[0], "struck down")
             self.kill(busy[0], silently=False)
             self._loop.call_later(fault.lasts_s, self.restart, busy[0])
-        elif self.now() < FAULT_PHASE_S - 5:
+            self._loop.call_later(fault.lasts_s + STRIKES_APART_S, self._strike_again, fault)
+        else:
             self._loop.call_later(0.05, self.strike, fault)
 
     def restart(self, name: str) -> None:
@@ -171,6 +179,10 @@ class SimCluster:
         self.trace.note("", f"DEFECT {defect}")
         self._failed.set()
 
+    def _strike_again(self, fault: Fault) -> None:
+        if not self.sometimes.num_resumes:
+            self.strike(fault)
+
     def _account(self, connection: Connection, from_caller: bool, message: Any) -> None:
         self.sometimes.read(connection, from_caller, message)
         name = connection.names[1]
@@ -219,7 +231,8 @@ class SimCluster:
         routers = SimRouters(
             names, caller, window_bytes, partial(self.sometimes.hit, "an answer went on at another router")
         )
-        client = Client(request, routers, tokenizer(), partial(self._ended, request))
+        rng = random.Random(f"{self.plan.seed}/client/{request.request_id}")
+        client = Client(request, routers, tokenizer(), rng, partial(self._ended, request))
         self._by_request[request.request_id] = client
         self._people.spawn(self._follow(client), f"client-{request.request_id}")
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,10 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from baton.errors import PeerLost
 from baton.identity import Identity
 from baton.models import ModelDir
 from baton.ports import WorkerInfo
 from baton.registry import registering
-from baton.sessions import StreamSession
 from baton.v1 import common_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
 from baton.v1.inference_service_pb2 import GenerateRequest
@@ -45,14 +42,16 @@ from router.config import RouterConfig
 from router.dispatcher import Dispatcher, Ticket
 from router.fleet import Fleet
 from router.service import InferenceServicer
+from router.text import Text
 from tests.fakes import FINGERPRINT
-from tests.router.tiny_text import byte_tokenizer, model_dir
+from tests.router.tiny_text import at_once, byte_tokenizer, model_dir
 from tests.simulation.calls import Caller, Method, Server, ServerCall, Tap
+from tests.simulation.dial import SimDialer
 from tests.simulation.kv import FrameFaults, SimKvTransport
 from tests.simulation.net import Network
 from tests.simulation.plan import KV_SHAPE, Plan, WorkerPlan
 from tests.simulation.registry import RegistryClient, RegistryServer
-from tests.simulation.tattletale import TattleTaleRunner
+from tests.simulation.steps import SimStepRunner
 from tests.simulation.virtual_loop import Process
 
 REGISTRY_TTL_S = 6.0
@@ -153,7 +152,7 @@ class WorkerNode(Node):
         config = EngineConfig(
             block_size=plan.block_size, max_batch_tokens=64, chunk_tokens=16, max_running=16
         )
-        runner: Any = TattleTaleRunner(kv_cache, self._step, self.check_blocks)
+        runner: Any = SimStepRunner(kv_cache, self._step, self.check_blocks)
         scheduler = Scheduler(pool, model().limits, config=config)
         return Engine(runner=runner, cache=kv_cache, pool=pool, scheduler=scheduler)
 
@@ -227,12 +226,11 @@ class RouterNode(Node):
             config.bucket_edges, max_items=config.max_queue, max_skip_s=config.max_skip_s
         )
         dispatcher = Dispatcher(self.queue, grace_s=config.resume_wait_s)
-        self._caller = Caller(around.net, self.process, around.tap)
         self.fleet = Fleet(
             registry=self.registry(),
             identity=self.identity(common_pb2.ROLE_ROUTER),
-            dial_prefill=partial(self._dial, "prefill", PrefillServiceSessionResponse.FromString),
-            dial_decode=partial(self._dial, "decode", DecodeServiceSessionResponse.FromString),
+            prefill_dialer=self._dialer("prefill", PrefillServiceSessionResponse.FromString),
+            decode_dialer=self._dialer("decode", DecodeServiceSessionResponse.FromString),
             rng=self.rng,
             on_change=dispatcher.kick,
         )
@@ -240,6 +238,7 @@ class RouterNode(Node):
         self.inference = InferenceServicer(
             config=config,
             model=model(),
+            text=Text(model(), at_once),
             queue=self.queue,
             dispatcher=dispatcher,
             fleet=self.fleet,
@@ -259,20 +258,9 @@ class RouterNode(Node):
             "asked": sum(len(getattr(link, "_asked", ())) for link in links),
         }
 
-    @asynccontextmanager
-    async def _dial(
-        self, kind: str, decode: Callable[[bytes], Any], info: WorkerInfo
-    ) -> AsyncIterator[StreamSession[Any, Any]]:
-        call = self._caller.open(kind, info.address.partition(":")[0], decode)
-        try:
-            async with StreamSession(info.name, call, call.write, call.cancel) as session:
-                yield session
-        except PeerLost as error:
-            if "silent" in error.message:
-                self.around.hit("a silent session was given up")
-            if "restarted since" in error.message:
-                self.around.hit("a stale announcement led to another incarnation")
-            raise
+    def _dialer(self, kind: str, decode: Callable[[bytes], Any]) -> SimDialer:
+        caller = Caller(self.around.net, self.process, self.around.tap)
+        return SimDialer(kind, decode, caller, self.around.hit)
 
 
 def _session(session: Any) -> Callable[[ServerCall], Any]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from tests.simulation.tattletale import VOCAB
+from tests.fakes import VOCAB
 
 KV_SHAPE = (2, 2, 2, 4)  # layers, keys and values, kv heads, head dim
-FAULT_PHASE_S = 30.0
+FAULT_PHASE_S = 40.0
 LINK_KINDS = ("delay", "reset", "silence", "clog", "partition", "frames")
 NODE_KINDS = ("crash", "gone", "pause", "slow")
 REGISTRY_KINDS = ("registry_down", "registry_stale", "registry_emptied")
@@ -66,9 +66,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything a seed stands for."""
+    """Everything a seed stands for. fault_phase_s: from the start until everything is healed."""
 
     seed: int
+    fault_phase_s: float
     routers: tuple[str, ...]
     workers: tuple[WorkerPlan, ...]
     lease_ttl_s: float
@@ -100,6 +101,7 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
     lease_ttl_s = rng.choice((1.4, 1.4, 2.5, 5.0))
     return Plan(
         seed=seed,
+        fault_phase_s=FAULT_PHASE_S,
         routers=routers,
         workers=workers,
         lease_ttl_s=lease_ttl_s,

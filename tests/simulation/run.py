@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import random
 from collections import Counter
 from dataclasses import dataclass
 
@@ -39,8 +38,6 @@ def run(plan: Plan) -> Result:
     # Attempts that are logged as failed are the purpose here.
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    # The SDK's own jitter comes from the module's generator.
-    random.seed(plan.seed)
     gc.disable()
     loop = VirtualLoop()
     try:

@@ -39,6 +39,7 @@ POINTS = (
     "client cancelled",
     "first token was the last",
 )
+RESUMES = ("resumed before the first token", "resumed during transfer", "resumed in mid-decode")
 
 
 class Sometimes:
@@ -77,8 +78,8 @@ class Sometimes:
 
     @property
     def num_resumes(self) -> int:
-        """Further attempts of all requests."""
-        return sum(len(attempts) - 1 for attempts in self._attempts.values())
+        """Attempts at requests that an earlier attempt had left unfinished."""
+        return sum(self.counts[point] for point in RESUMES)
 
     def _command(self, message: Any) -> None:
         match message.WhichOneof("message"):
