@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from baton.client import AsyncClient
     from baton.errors import BatonError
     from baton.generation import Generation
+    from baton.sampling import Grammar
     from baton.sync_client import Client
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "BatonError", "Client", "Generation", "__version__"]
+__all__ = ["AsyncClient", "BatonError", "Client", "Generation", "Grammar", "__version__"]
 
 _HOMES = {
     "AsyncClient": "baton.client",
     "BatonError": "baton.errors",
     "Client": "baton.sync_client",
     "Generation": "baton.generation",
+    "Grammar": "baton.sampling",
 }
 
 

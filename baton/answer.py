@@ -2,33 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.v1 import common_pb2, inference_service_pb2
+
+# The likeliest tokens at one position, likeliest first: (token id, natural-log probability).
+TopLogprobs = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """Some tokens of an answer.
 
-    start_index: index of the first of them in the answer.
-    text: what they complete; "" while a character is incomplete.
+    index: which of the n answers.
+    start_index: index of the first of the tokens in the answer.
+    text: what they complete; "" while a character is incomplete, or while it could still become a stop.
     logprobs: natural-log probabilities of the tokens; empty unless asked for.
+    top_logprobs: the likeliest tokens beside each of them; empty unless asked for.
+    finish_reason: why the answer ended, in its last chunk, which has no tokens; "" before.
     """
 
+    index: int
     start_index: int
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[float, ...]
+    top_logprobs: tuple[TopLogprobs, ...]
+    finish_reason: str
 
     @classmethod
     def from_proto(cls, proto: inference_service_pb2.Chunk) -> Chunk:
         """Reads the wire form."""
         return cls(
+            index=proto.index,
             start_index=proto.start_index,
             token_ids=tuple(proto.token_ids),
             text=proto.text,
             logprobs=tuple(proto.logprobs),
+            top_logprobs=_top_logprobs(proto.top_logprobs),
+            finish_reason=_reason(proto.finish_reason),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptToken:
+    """One token of the prompt.
+
+    logprob: its natural-log probability after the tokens before it.
+    top_logprobs: the likeliest tokens at its position; empty unless asked for.
+    """
+
+    token_id: int
+    logprob: float
+    top_logprobs: TopLogprobs
+
+    @classmethod
+    def from_proto(cls, proto: inference_service_pb2.PromptLogprobsChunk) -> list[PromptToken]:
+        """Reads the wire form of consecutive tokens."""
+        tops = _top_logprobs(proto.top_logprobs) or ((),) * len(proto.token_ids)
+        return [
+            cls(token_id=token_id, logprob=logprob, top_logprobs=top)
+            for token_id, logprob, top in zip(proto.token_ids, proto.logprobs, tops, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One whole answer; the fields as in Chunk.
+
+    matched_stop: the stop text that ended it, or "".
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top_logprobs: tuple[TopLogprobs, ...]
+    finish_reason: str
+    matched_stop: str
+
+    @classmethod
+    def join(cls, choice: Choice, chunks: Iterable[Chunk]) -> Answer:
+        """The answer of one index, from the chunks of all."""
+        own = [chunk for chunk in chunks if chunk.index == choice.index]
+        return cls(
+            index=choice.index,
+            text="".join(chunk.text for chunk in own),
+            token_ids=tuple(token_id for chunk in own for token_id in chunk.token_ids),
+            logprobs=tuple(logprob for chunk in own for logprob in chunk.logprobs),
+            top_logprobs=tuple(top for chunk in own for top in chunk.top_logprobs),
+            finish_reason=choice.finish_reason,
+            matched_stop=choice.matched_stop,
         )
 
 
@@ -61,31 +126,65 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How one of the n answers ended.
+
+    finish_reason: "stop" (an end token was sampled, or a stop text came up) or "length" (max_tokens reached).
+    num_output_tokens: up to and including the token that completed a stop text.
+    matched_stop: that stop text, or "".
+    """
+
+    index: int
+    finish_reason: str
+    num_output_tokens: int
+    matched_stop: str
+
+    @classmethod
+    def from_proto(cls, proto: inference_service_pb2.Choice) -> Choice:
+        """Reads the wire form."""
+        return cls(
+            index=proto.index,
+            finish_reason=_reason(proto.finish_reason),
+            num_output_tokens=proto.num_output_tokens,
+            matched_stop=proto.matched_stop,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """How a generation went.
 
-    finish_reason: "stop" (an end token was sampled) or "length" (max_tokens reached).
-    seed: repeat it, with the same prompt and options, for the same answer.
+    choices: its answers, by index.
+    num_prompt_tokens: counted once, for however many answers.
+    num_output_tokens: of all answers together.
+    num_cached_tokens: tokens of the prompt that did not have to be computed.
+    seed: repeat it, with the same prompt and options, for the same answers.
     """
 
     request_id: str
     model: str
-    finish_reason: str
+    choices: tuple[Choice, ...]
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int
     seed: int
     timings: Timings
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the first answer ended."""
+        return self.choices[0].finish_reason
 
     @classmethod
     def from_proto(cls, proto: inference_service_pb2.Summary) -> Summary:
         """Reads the wire form."""
-        reason = common_pb2.FinishReason.Name(proto.finish_reason)
         return cls(
             request_id=proto.request_id,
             model=proto.model,
-            finish_reason=reason.removeprefix("FINISH_REASON_").lower(),
+            choices=tuple(Choice.from_proto(choice) for choice in proto.choices),
             num_prompt_tokens=proto.num_prompt_tokens,
             num_output_tokens=proto.num_output_tokens,
+            num_cached_tokens=proto.num_cached_tokens,
             seed=proto.seed,
             timings=Timings.from_proto(proto.timings),
         )
@@ -103,3 +202,13 @@ class ModelInfo:
     def from_proto(cls, proto: inference_service_pb2.Model) -> ModelInfo:
         """Reads the wire form."""
         return cls(name=proto.name, max_model_len=proto.max_model_len, weights_id=proto.weights_id)
+
+
+def _reason(proto: common_pb2.FinishReason.ValueType) -> str:
+    if not proto:
+        return ""
+    return common_pb2.FinishReason.Name(proto).removeprefix("FINISH_REASON_").lower()
+
+
+def _top_logprobs(protos: Iterable[common_pb2.TopLogprobs]) -> tuple[TopLogprobs, ...]:
+    return tuple(tuple(zip(proto.token_ids, proto.logprobs, strict=True)) for proto in protos)

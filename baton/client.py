@@ -59,14 +59,23 @@ class AsyncClient:
     ) -> Generation:
         """Starts one generation and returns it; iterate over it for the chunks.
 
+            options = {"n": 2, "stop": "\\n\\n", "grammar": Grammar(kind="regex", source="[a-z ]+")}
+            for answer in await client.generate("A word for it is", **options).answers():
+                print(answer.text, answer.finish_reason)
+
         Args:
             prompt: text to continue. Exactly one of prompt, messages and token_ids is given.
             messages: a conversation, each message with "role" and "content".
             token_ids: a tokenized prompt.
             timeout_s: deadline for the whole answer, in seconds; None for none.
-            options: model, max_tokens, temperature, top_k, top_p, min_p, seed, stop_token_ids,
-                ignore_eos, logprobs, request_id, as GenerateRequest in
-                protos/baton/v1/inference_service.proto describes them.
+            options: as GenerateRequest in protos/baton/v1/inference_service.proto describes them.
+                Sampling: max_tokens, min_tokens, temperature, top_k, top_p, min_p, seed, ignore_eos,
+                stop_token_ids, allowed_token_ids, logit_bias (a mapping from token id to value),
+                repetition_penalty, presence_penalty, frequency_penalty.
+                Structure: grammar, a baton.Grammar.
+                Text: stop (a text or several), include_stop_in_text, skip_special_tokens.
+                Detail: n, logprobs, top_logprobs, prompt_logprobs.
+                Others: model, truncate_prompt_tokens, request_id.
 
         Raises:
             InvalidRequest: an option is unknown or cannot be sent; the router's own

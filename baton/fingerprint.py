@@ -11,9 +11,6 @@ from typing import Any
 
 from baton.v1 import common_pb2
 
-# Version of the prefix key scheme (keyed blake2b-128 over parent key and token ids).
-KEY_VERSION = 1
-
 
 def first_difference(ours: common_pb2.Fingerprint, theirs: common_pb2.Fingerprint) -> str | None:
     """Name of the first field, in order of declaration, whose values differ; None when all agree."""

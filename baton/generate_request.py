@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from baton.errors import BatonError, InvalidRequest
-from baton.v1 import inference_service_pb2
+from baton.sampling import Grammar
+from baton.v1.inference_service_pb2 import Chat, ChatMessage, GenerateRequest
 
-_OPTIONS = frozenset(field.name for field in inference_service_pb2.GenerateRequest.DESCRIPTOR.fields) - {
+_OPTIONS = frozenset(field.name for field in GenerateRequest.DESCRIPTOR.fields) - {
     "text",
     "chat",
     "token_ids",
+    "partial_answers",
 }
 
 
@@ -20,15 +22,15 @@ def build_request(
     messages: Sequence[Mapping[str, str]] | None,
     token_ids: Sequence[int] | None,
     options: Mapping[str, Any],
-) -> inference_service_pb2.GenerateRequest:
+) -> GenerateRequest:
     """The request; raises InvalidRequest for an unknown option or a value that its field cannot hold."""
-    request = inference_service_pb2.GenerateRequest()
+    request = GenerateRequest()
     if prompt is not None:
-        _set_with("prompt", lambda: request.MergeFrom(inference_service_pb2.GenerateRequest(text=prompt)))
+        _set_with("prompt", lambda: request.MergeFrom(GenerateRequest(text=prompt)))
     if messages is not None:
         request.chat.SetInParent()
         for message in messages:
-            _set(request, "chat", inference_service_pb2.Chat(messages=[_message(message)]))
+            _set(request, "chat", Chat(messages=[_message(message)]))
     if token_ids is not None:
         request.token_ids.SetInParent()
         _set_with("token_ids", lambda: request.token_ids.ids.extend(token_ids))
@@ -41,21 +43,42 @@ def build_request(
     return request
 
 
-def _message(message: Mapping[str, str]) -> inference_service_pb2.ChatMessage:
+def _message(message: Mapping[str, str]) -> ChatMessage:
     try:
-        return inference_service_pb2.ChatMessage(role=message["role"], content=message["content"])
+        return ChatMessage(role=message["role"], content=message["content"])
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequest(
             f'a message needs "role" and "content", both valid text: {error}', field="messages"
         ) from None
 
 
-def _set(request: inference_service_pb2.GenerateRequest, name: str, value: Any) -> None:
-    if value is not None:
-        _set_with(name, lambda: request.MergeFrom(inference_service_pb2.GenerateRequest(**{name: value})))
+def _texts(value: str | Sequence[str]) -> Sequence[str]:
+    return [value] if isinstance(value, str) else value
 
 
-def _set_with(name: str, act: Any) -> None:
+def _grammar(value: Any) -> Any:
+    if not isinstance(value, Grammar):
+        raise TypeError("it must be a baton.Grammar")
+    return value.to_proto()
+
+
+# Options whose value in Python is not the value of their field.
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {"stop": _texts, "grammar": _grammar, "logit_bias": dict}
+
+
+def _set(request: GenerateRequest, name: str, value: Any) -> None:
+    if value is None:
+        return
+
+    def act() -> None:
+        convert = _CONVERSIONS.get(name)
+        sent = value if convert is None else convert(value)
+        request.MergeFrom(GenerateRequest(**{name: sent}))
+
+    _set_with(name, act)
+
+
+def _set_with(name: str, act: Callable[[], None]) -> None:
     """protobuf refuses what a field cannot hold; the user learns which field that was."""
     try:
         act()

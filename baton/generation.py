@@ -1,7 +1,7 @@
-"""One answer as the client sees it, across the loss of a router.
+"""The answers to one prompt as the client sees them, across the loss of a router.
 
 An answer is its tokens: when a router is lost in the middle, the next one is asked to go on after
-the tokens that are here, with the same seed. Nothing is repeated, nothing is skipped.
+the tokens and the text that are here, with the same seed. Nothing is repeated, nothing is skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import grpc.aio
 
-from baton.answer import Chunk, Summary
+from baton.answer import Answer, Chunk, PromptToken, Summary
 from baton.errors import BatonError, Cancelled, DeadlineExceeded, InternalError, Unavailable
 from baton.routers import Routers
 from baton.rpc import is_from_baton, translate
@@ -28,7 +28,7 @@ LONGEST_PAUSE_S = 1.0
 
 
 class Generation:
-    """One answer as it arrives. Iterate once; leaving early needs cancel() or `async with`.
+    """The answers to one prompt as they arrive. Iterate once; leaving early needs cancel() or `async with`.
 
     rng: spreads the tries of clients that lose the same router.
     """
@@ -48,7 +48,9 @@ class Generation:
         self._deadline_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         self._summary: Summary | None = None
         self._lost_at: float | None = None
-        self._has_rest = False
+        self._so_far: dict[int, inference_service_pb2.PartialAnswer] = {}
+        self._num_prompt_tokens = 0
+        self._prompt_tokens: list[PromptToken] = []
         self._call = self._start()
 
     @property
@@ -57,6 +59,14 @@ class Generation:
         if self._summary is None:
             raise InternalError("the summary comes with the end of the answer; iterate to it first")
         return self._summary
+
+    @property
+    def prompt_logprobs(self) -> list[PromptToken | None]:
+        """The prompt's tokens, if their log-probabilities were asked for; the first has none, and is None.
+
+        Complete before the first chunk.
+        """
+        return [None, *self._prompt_tokens] if self._prompt_tokens else []
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """The chunks; raises a BatonError if the generation fails."""
@@ -74,8 +84,13 @@ class Generation:
             self.cancel()
 
     async def text(self) -> str:
-        """The whole answer, once it is there."""
-        return "".join([chunk.text async for chunk in self])
+        """The text of the first answer, once all are there."""
+        return (await self.answers())[0].text
+
+    async def answers(self) -> list[Answer]:
+        """The whole answers by index, once all are there."""
+        chunks = [chunk async for chunk in self]
+        return [Answer.join(choice, chunks) for choice in self.summary.choices]
 
     def cancel(self) -> None:
         """Ends the generation at the router and at both workers; idempotent, harmless after the end."""
@@ -104,11 +119,11 @@ class Generation:
             async for response in self._call:
                 match response.WhichOneof("payload"):
                     case "started":
-                        self._request.seed = response.started.seed
-                        self._request.request_id = response.started.request_id
+                        self._begin(response.started)
+                    case "prompt_logprobs":
+                        self._extend_prompt(response.prompt_logprobs)
                     case "chunk":
-                        self._extend(response.chunk)
-                        if not self._is_rest_again(response.chunk):
+                        if self._extend(response.chunk):
                             yield Chunk.from_proto(response.chunk)
                     case "summary":
                         self._summary = Summary.from_proto(response.summary)
@@ -121,21 +136,39 @@ class Generation:
         if self._summary is None:
             raise Unavailable("the router ended the answer in the middle")
 
-    def _extend(self, chunk: inference_service_pb2.Chunk) -> None:
-        known = self._request.output_token_ids
-        if chunk.start_index != len(known):
-            raise InternalError(
-                f"the router went on at token {chunk.start_index} of the answer, token {len(known)} was due"
-            )
-        known.extend(chunk.token_ids)
-        self._lost_at = None
+    def _begin(self, started: inference_service_pb2.Started) -> None:
+        self._request.seed = started.seed
+        self._request.request_id = started.request_id
+        self._num_prompt_tokens = started.num_prompt_tokens
 
-    def _is_rest_again(self, chunk: inference_service_pb2.Chunk) -> bool:
-        """The rest of the text comes last, without a token; a router that goes on there sends it again."""
-        if chunk.token_ids:
-            return False
-        had_rest, self._has_rest = self._has_rest, True
-        return had_rest
+    def _extend(self, chunk: inference_service_pb2.Chunk) -> bool:
+        """Whether it says anything new: a router that goes on ends once more what had ended."""
+        if chunk.index not in self._so_far:
+            self._so_far[chunk.index] = self._request.partial_answers.add(index=chunk.index)
+        known = self._so_far[chunk.index]
+        if chunk.start_index != len(known.token_ids):
+            raise InternalError(
+                f"the router went on at token {chunk.start_index} of answer {chunk.index}, token "
+                f"{len(known.token_ids)} was due"
+            )
+        has_ended = bool(known.finish_reason)
+        known.token_ids.extend(chunk.token_ids)
+        known.num_chars += len(chunk.text)
+        known.finish_reason = chunk.finish_reason
+        self._lost_at = None
+        return not has_ended
+
+    def _extend_prompt(self, chunk: inference_service_pb2.PromptLogprobsChunk) -> None:
+        """A router that goes on may begin with the prompt again; what is known adds nothing."""
+        due = 1 + len(self._prompt_tokens)
+        if chunk.start_index > due:
+            raise InternalError(
+                f"the router went on at token {chunk.start_index} of the prompt, token {due} was due"
+            )
+        self._prompt_tokens += PromptToken.from_proto(chunk)[due - chunk.start_index :]
+        if len(self._prompt_tokens) + 1 == self._num_prompt_tokens:
+            # Another router has no need to compute them once more.
+            self._request.ClearField("prompt_logprobs")
 
     async def _resume(self, error: grpc.aio.AioRpcError) -> None:
         """Goes on at another router, or raises what the failed call stands for.

@@ -13,9 +13,10 @@ from typing import Any
 from baton.cache import model_folder
 from baton.digests import cached_sha256_of
 from baton.errors import ModelError
-from baton.fingerprint import KEY_VERSION, canonical_rope
+from baton.fingerprint import canonical_rope
 from baton.limits import Limits
 from baton.manifest import Manifest
+from baton.prefix_keys import KEY_VERSION
 from baton.sampling import SAMPLER_VERSION
 from baton.v1 import common_pb2
 from baton.weights_files import find_weights_files

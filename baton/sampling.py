@@ -174,6 +174,20 @@ class SamplingParams:
         """Whether logits depend on the tokens so far by penalties."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raises InvalidRequest, naming the field, for ids or counts that a vocabulary does not have."""
+        ids = {
+            "logit_bias": [token_id for token_id, _ in self.logit_bias],
+            "allowed_token_ids": self.allowed_token_ids,
+            "stop_token_ids": self.stop_token_ids,
+        }
+        for field, token_ids in ids.items():
+            for token_id in token_ids:
+                _require(0 <= token_id < vocab_size, field, token_id, f"an id below {vocab_size}")
+        _require(self.top_logprobs <= vocab_size, "top_logprobs", self.top_logprobs, f"at most {vocab_size}")
+        num_prompt = self.prompt_logprobs or 0
+        _require(num_prompt <= vocab_size, "prompt_logprobs", num_prompt, f"at most {vocab_size}")
+
     def to_proto(self) -> common_pb2.SamplingParams:
         """The wire form."""
         plain = {name: getattr(self, name) for name in _PLAIN}

@@ -17,7 +17,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from baton.answer import Chunk, ModelInfo, Summary
+from baton.answer import Answer, Chunk, ModelInfo, PromptToken, Summary
 from baton.client import DEFAULT_TARGET, AsyncClient
 from baton.generation import Generation as AsyncGeneration
 
@@ -81,7 +81,7 @@ class Client:
 
 
 class Generation:
-    """One answer as it arrives; iterate once."""
+    """The answers to one prompt as they arrive; iterate once."""
 
     def __init__(self, run: Any, generation: AsyncGeneration) -> None:
         self._run = run
@@ -91,6 +91,11 @@ class Generation:
     def summary(self) -> Summary:
         """How the generation went; there once the iteration has ended."""
         return self._generation.summary
+
+    @property
+    def prompt_logprobs(self) -> list[PromptToken | None]:
+        """The prompt's tokens; as the asynchronous Generation's."""
+        return self._generation.prompt_logprobs
 
     def __iter__(self) -> Iterator[Chunk]:
         """The chunks; leaving the loop early cancels the generation."""
@@ -107,8 +112,13 @@ class Generation:
             self.cancel()
 
     def text(self) -> str:
-        """The whole answer, once it is there."""
-        return "".join(chunk.text for chunk in self)
+        """The text of the first answer, once all are there."""
+        return self.answers()[0].text
+
+    def answers(self) -> list[Answer]:
+        """The whole answers by index, once all are there."""
+        chunks = list(self)
+        return [Answer.join(choice, chunks) for choice in self.summary.choices]
 
     def cancel(self) -> None:
         """Ends the generation everywhere; idempotent."""

@@ -20,13 +20,14 @@ from baton.v1 import common_pb2, decode_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
 from decode_worker.attempt import Attempt, RouterSession
 from engine.engine import Engine
+from engine.events import Event, Preempted, RequestFailed, TokenSampled
 from engine.request import RequestStatus
-from engine.scheduler import Event, RequestFailed, TokenSampled
 from engine.step_loop import StepLoop
 from kvtransfer.contract import Committed, FirstToken, GoneReason, Outcome
 from kvtransfer.lease_table import Lease, LeaseTable, Refusal
 from kvtransfer.receiver import KvReceiver
-from kvtransfer.sequence import FINISH_REASONS, read_sequence
+from kvtransfer.sequence import read_sequence
+from kvtransfer.token_events import write_first_token, write_token
 from kvtransfer.transports.grpc_codec import to_wire_reason
 
 log = get_logger(__name__)
@@ -125,16 +126,22 @@ class DecodeWorker:
             result.lease.lease_id = granted.lease_id
             result.lease.ttl_ms = round(1000 * self._leases.ttl_s)
             result.lease.num_held_tokens = granted.num_held_tokens
-        result.num_free_blocks = self._engine.pool.num_free
+        result.num_free_blocks = self._num_reservable_blocks
         session.send(DecodeServiceSessionResponse(reserve_result=result))
+        if command.compute_locally and not isinstance(granted, BatonError):
+            self._compute_locally(granted, now)
+
+    @property
+    def _num_reservable_blocks(self) -> int:
+        return max(0, self._engine.pool.num_free - self._engine.scheduler.num_growth_blocks)
 
     def _grant(
         self, session: RouterSession, command: decode_service_pb2.ReserveCommand, now: float
     ) -> Lease[Attempt] | BatonError:
-        """Reserves every block the request can ever need, so that it never has to give way."""
+        """Reserves blocks for the tokens there are and one more; what comes then is growth."""
         sequence = command.sequence
         try:
-            request = read_sequence(command.attempt_id, sequence, self._limits)
+            request = read_sequence(command.attempt_id, sequence, self._limits, now=now)
         except BatonError as error:
             return error
         request.status = RequestStatus.TRANSFERRING
@@ -144,16 +151,10 @@ class DecodeWorker:
             request_id=sequence.request_id,
             traceparent=sequence.traceparent,
         )
-        kv_tokens = self._limits.kv_tokens(request.num_prompt_tokens, request.params.max_tokens)
-        lease = self._leases.reserve(
-            request.attempt_id,
-            attempt,
-            num_blocks=blocks_needed(kv_tokens, self._engine.pool.block_size),
-            num_tokens=request.num_tokens,
-            now=now,
-        )
+        lease = self._reserve_blocks(attempt, now, compute_locally=command.compute_locally)
         if isinstance(lease, Refusal):
             return lease.error
+        self._engine.scheduler.prepare(request)
         self._attempts[request.attempt_id] = attempt
         if sequence.remaining_ms:
             attempt.deadline = asyncio.get_running_loop().call_later(
@@ -161,6 +162,46 @@ class DecodeWorker:
             )
         self._watch_expiry()
         return lease
+
+    def _reserve_blocks(
+        self, attempt: Attempt, now: float, *, compute_locally: bool
+    ) -> Lease[Attempt] | Refusal:
+        request, pool = attempt.request, self._engine.pool
+        in_all = self._limits.kv_tokens(request.num_prompt_tokens, request.params.max_tokens)
+        # Whoever computes leaves the last token, whose logits are wanted.
+        num_tokens = request.num_tokens - (1 if compute_locally else 0)
+        held = self._engine.scheduler.tables.lookup(request, num_tokens)
+        lease = self._leases.reserve(
+            request.attempt_id,
+            attempt,
+            num_blocks=blocks_needed(min(request.num_tokens + 1, in_all), pool.block_size),
+            num_blocks_in_all=blocks_needed(in_all, pool.block_size),
+            num_tokens=request.num_tokens,
+            held_block_ids=held,
+            watermark_blocks=self._engine.scheduler.num_growth_blocks,
+            now=now,
+        )
+        if isinstance(lease, Refusal):
+            pool.release(held)
+        return lease
+
+    def _compute_locally(self, lease: Lease[Attempt], now: float) -> None:
+        """Nothing will be transferred: the request joins, and computes what is not held."""
+        self._leases.commit(lease, now)
+        request = lease.payload.request
+        request.block_ids = list(lease.block_ids)
+        request.rewind()
+        request.num_computed_tokens = request.num_cached_tokens = lease.num_held_tokens
+        self._joined(lease.payload)
+
+    def _joined(self, attempt: Attempt) -> None:
+        attempt.span = start_span(
+            "DECODING", parent=attempt.traceparent, attributes={"baton.request_id": attempt.request_id}
+        )
+        outcome = decode_service_pb2.LeaseOutcome(attempt_id=attempt.attempt_id, committed=True)
+        self._send(attempt.session, DecodeServiceSessionResponse(lease_outcome=outcome))
+        self._engine.scheduler.add(attempt.request)
+        self._steps.wake()
 
     def _committed(self, lease: Lease[Attempt], first_token: FirstToken) -> None:
         """The KV is here: from now on the request owns the blocks, and it joins the next step."""
@@ -172,21 +213,10 @@ class DecodeWorker:
         request.num_computed_tokens = request.num_tokens
         request.token_ids.append(first_token.token_id)
         request.move_to(RequestStatus.DECODING)
-        attempt.span = start_span(
-            "DECODING", parent=attempt.traceparent, attributes={"baton.request_id": attempt.request_id}
-        )
-        outcome = decode_service_pb2.LeaseOutcome(attempt_id=attempt.attempt_id, committed=True)
-        self._send(attempt.session, DecodeServiceSessionResponse(lease_outcome=outcome))
+        self._joined(attempt)
         # The router may have lost the prefill worker's own message; it drops what it knows already.
-        repeated = common_pb2.TokenEvent(
-            attempt_id=attempt.attempt_id,
-            start_index=first_token.start_index,
-            token_ids=[first_token.token_id],
-            logprobs=[] if first_token.logprob is None else [first_token.logprob],
-        )
+        repeated = write_first_token(attempt.attempt_id, first_token)
         self._send_tokens({attempt.session: [repeated]})
-        self._engine.scheduler.add(request)
-        self._steps.wake()
 
     def _lost(self, lease: Lease[Attempt], reason: GoneReason) -> None:
         """A lease ended without its router's doing: the router hears of it, and the attempt ends."""
@@ -206,8 +236,10 @@ class DecodeWorker:
             attempt = self._attempts[event.request.attempt_id]
             if isinstance(event, RequestFailed):
                 self._fail(attempt, event.error)
+            elif isinstance(event, Preempted):
+                self._preempted(attempt)
             elif isinstance(event, TokenSampled):
-                by_session.setdefault(attempt.session, []).append(_token_event(event))
+                by_session.setdefault(attempt.session, []).append(write_token(event))
                 if event.request.is_finished:
                     self._end(attempt)
         self._send_tokens(by_session)
@@ -215,7 +247,7 @@ class DecodeWorker:
     def _send_tokens(self, by_session: dict[RouterSession, list[common_pb2.TokenEvent]]) -> None:
         """One message per router carries the tokens of all its requests."""
         for session, tokens in by_session.items():
-            step = decode_service_pb2.StepEvents(tokens=tokens, num_free_blocks=self._engine.pool.num_free)
+            step = decode_service_pb2.StepEvents(tokens=tokens, num_free_blocks=self._num_reservable_blocks)
             self._send(session, DecodeServiceSessionResponse(step=step))
 
     def _release(self, attempt_id: bytes, now: float) -> None:
@@ -237,6 +269,11 @@ class DecodeWorker:
             attempt.span.fail(error)
         failed = decode_service_pb2.DecodeFailed(attempt_id=attempt.attempt_id, failure=to_failure(error))
         self._send(attempt.session, DecodeServiceSessionResponse(failed=failed))
+        self._end(attempt)
+
+    def _preempted(self, attempt: Attempt) -> None:
+        preempted = decode_service_pb2.Preempted(attempt_id=attempt.attempt_id)
+        self._send(attempt.session, DecodeServiceSessionResponse(preempted=preempted))
         self._end(attempt)
 
     def _end(self, attempt: Attempt, reason: GoneReason = GoneReason.CANCELLED) -> None:
@@ -293,23 +330,12 @@ class DecodeWorker:
     def _heartbeat(self) -> DecodeServiceSessionResponse:
         return DecodeServiceSessionResponse(
             heartbeat=decode_service_pb2.DecodeWorkerHeartbeat(
-                num_free_blocks=self._engine.pool.num_free,
+                num_free_blocks=self._num_reservable_blocks,
                 num_running=self._engine.scheduler.num_running,
                 num_leases=self._leases.num_uncommitted,
                 is_wedged=self._steps.is_wedged,
             )
         )
-
-
-def _token_event(event: TokenSampled) -> common_pb2.TokenEvent:
-    request = event.request
-    return common_pb2.TokenEvent(
-        attempt_id=request.attempt_id,
-        start_index=request.num_output_tokens - 1,
-        token_ids=[event.token_id],
-        logprobs=[event.logprob] if request.params.logprobs else [],
-        finish_reason=FINISH_REASONS[request.finish_reason],
-    )
 
 
 def _lease_outcome(attempt_id: bytes, outcome: Outcome) -> decode_service_pb2.LeaseOutcome:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.errors import ConfigError, ModelError
+from engine.block_size import DEFAULT_EXPECTED_TOKENS
 from engine.model.registry import find_architecture
 from engine.model.rope import RopeConfig
 
@@ -97,12 +98,17 @@ class EngineConfig:
     dtype: of weights and computation; "auto" is the checkpoint's.
     kv_dtype: of the cache; "auto" is that of the computation.
     device: a torch device name.  threads: intra-op threads; 0 is torch's choice.
-    block_size: tokens per block.  layout: order of heads and tokens within a block.
-    kv_cache_bytes: size of the cache, allocated once at start.
+    block_size: tokens per block; 0 chooses by the model and expected_tokens (engine/block_size.py).
+    expected_tokens: mean length of prompt and answer.
+    layout: order of heads and tokens within a block.
+    kv_cache_bytes: size of the cache, allocated once at start; 0 is automatic: kv_memory_fraction of the
+        memory that is free then, at most what max_running sequences of full length need.
+    prefix_cache: keep the KV of finished requests until its blocks are needed, and reuse equal prefixes.
     max_batch_tokens: most tokens of one step.  chunk_tokens: most prompt tokens of one
         request in one step.  mixed_tokens: most prompt tokens of a step in which others decode,
         which bounds what a prompt adds to the gap between their tokens.
     max_running: most requests that hold a place in the batch.
+    debug_nonfinite: if logits are not finite, compute the step again and name the layer where that begins.
     """
 
     model: str = field(default="", metadata={"help": "model folder, or the name of a pulled model"})
@@ -112,23 +118,45 @@ class EngineConfig:
     kv_dtype: str = field(default="auto", metadata={"help": "of the KV cache; auto is that of the weights"})
     device: str = field(default="cpu", metadata={"help": "a torch device"})
     threads: int = field(default=0, metadata={"help": "threads of one operator; 0 is torch's choice"})
-    block_size: int = field(default=16, metadata={"help": "tokens per block"})
+    block_size: int = field(
+        default=0, metadata={"help": "tokens per block; 0 chooses by the model and expected_tokens"}
+    )
+    expected_tokens: int = field(
+        default=DEFAULT_EXPECTED_TOKENS, metadata={"help": "mean length of prompt and answer, in tokens"}
+    )
     layout: str = field(default="HND", metadata={"help": "order inside a block: HND or NHD"})
-    kv_cache_bytes: int = field(default=1 << 30, metadata={"help": "size of the KV cache, in bytes"})
+    kv_cache_bytes: int = field(
+        default=0, metadata={"help": "size of the KV cache, in bytes; 0 takes kv_memory_fraction"}
+    )
+    kv_memory_fraction: float = field(
+        default=0.2, metadata={"help": "share of the memory free at start for the KV cache"}
+    )
+    prefix_cache: bool = field(
+        default=True, metadata={"help": "keep the KV of finished requests and reuse equal prefixes"}
+    )
     max_batch_tokens: int = field(default=256, metadata={"help": "most tokens of one step"})
     chunk_tokens: int = field(default=128, metadata={"help": "most prompt tokens of one request in a step"})
     mixed_tokens: int = field(
         default=64, metadata={"help": "most prompt tokens of a step that decodes as well"}
     )
     max_running: int = field(default=64, metadata={"help": "most requests in the batch"})
+    debug_nonfinite: bool = field(
+        default=False, metadata={"help": "name the first layer of values that are not finite"}
+    )
 
     def __post_init__(self) -> None:
         _require_choice("dtype", self.dtype, DTYPES)
         _require_choice("kv_dtype", self.kv_dtype, DTYPES)
         _require_choice("layout", self.layout, LAYOUTS)
-        _require_at_least("threads", self.threads, 0)
-        for key in ("block_size", "kv_cache_bytes", *_TOKENS_PER_STEP, "max_running"):
+        for key in ("threads", "block_size", "kv_cache_bytes"):
+            _require_at_least(key, getattr(self, key), 0)
+        for key in ("expected_tokens", *_TOKENS_PER_STEP, "max_running"):
             _require_at_least(key, getattr(self, key), 1)
+        if not 0 < self.kv_memory_fraction <= 1:
+            raise ConfigError(
+                f"kv_memory_fraction is {self.kv_memory_fraction}; it must be above 0 and at most 1",
+                field="kv_memory_fraction",
+            )
         if self.max_running >= self.max_batch_tokens:
             raise ConfigError(
                 f"max_running is {self.max_running}; it must be below max_batch_tokens "

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.errors import ConfigError, ModelError
+from baton.grammars import GrammarCompiler
+from baton.logs import get_logger
 from baton.models import ModelDir
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
+from engine.grammar_states import GrammarStates, Pool
 from engine.kv_cache import KVCache
-from engine.runner import ModelRunner, load_engine
+from engine.mask_pool import MaskPool
+from engine.model.tattletale import TattleTaleRunner
+from engine.runner import ModelRunner, load_runner
 from engine.scheduler import Scheduler
 from engine.thread import EngineThread
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,19 +37,36 @@ class Engine:
     cache: KVCache
     pool: BlockPool
     scheduler: Scheduler
+    mask_pool: MaskPool | None = None
 
     @classmethod
     async def start(cls, config: EngineConfig, model: ModelDir) -> Engine:
         """Loads the model on its own thread; raises ModelError or ConfigError."""
-        thread = await EngineThread.start(lambda: load_engine(config, model))
+        thread = await EngineThread.start(lambda: load_runner(config, model))
         runner = thread.runner
-        assert isinstance(runner, ModelRunner)
+        assert isinstance(runner, ModelRunner | TattleTaleRunner)
         await thread.call(runner.warm_up)
         shape = runner.cache.shape
-        pool = BlockPool(shape.num_blocks, shape.block_size)
-        scheduler = Scheduler(pool, model.limits, config=config, eos_token_ids=model.eos_token_ids)
-        return cls(runner=thread, cache=runner.cache, pool=pool, scheduler=scheduler)
+        pool = BlockPool(shape.num_blocks, shape.block_size, prefix_cache=config.prefix_cache)
+        mask_pool = MaskPool()
+        grammars = await thread.call(lambda: grammar_states(model, mask_pool))
+        scheduler = Scheduler(
+            pool, model.limits, config=config, eos_token_ids=model.eos_token_ids, grammars=grammars
+        )
+        return cls(runner=thread, cache=runner.cache, pool=pool, scheduler=scheduler, mask_pool=mask_pool)
 
     async def close(self) -> None:
-        """Ends the engine thread."""
+        """Ends the threads."""
+        if self.mask_pool is not None:
+            await self.runner.call(self.mask_pool.close)
         await self.runner.close()
+
+
+def grammar_states(model: ModelDir, pool: Pool) -> GrammarStates | None:
+    """Where a worker's grammars are kept; None, with a line in the log, if the model cannot be used with any."""
+    try:
+        compiler = GrammarCompiler(model.tokenizer_path, model.limits.vocab_size, sorted(model.eos_token_ids))
+    except (ConfigError, ModelError) as error:
+        log.warning("no structured output", reason=error.message)
+        return None
+    return GrammarStates(compiler, pool)

@@ -88,17 +88,6 @@ class KVCache:
         return self._layers[layer]
 
 
-def num_blocks_in(kv_cache_bytes: int, bytes_per_block: int) -> int:
-    """Blocks that fit into a budget; raises ConfigError if not even one does."""
-    num_blocks = kv_cache_bytes // bytes_per_block
-    if num_blocks < 1:
-        raise ConfigError(
-            f"kv_cache_bytes is {kv_cache_bytes}; one block of this model needs {bytes_per_block} bytes",
-            field="kv_cache_bytes",
-        )
-    return num_blocks
-
-
 def available_bytes(device: torch.device) -> int | None:
     """Memory that an allocation on the device could really get; None where it cannot be known."""
     if device.type == "cuda":

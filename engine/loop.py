@@ -6,15 +6,16 @@ network or a transfer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton.limits import Limits
 from baton.sampling import SamplingParams
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
+from engine.events import Event, RequestFailed
 from engine.request import Request
 from engine.runner import ModelRunner
-from engine.scheduler import RequestFailed, Scheduler
+from engine.scheduler import Scheduler
 
 
 class EngineLoop:
@@ -35,19 +36,32 @@ class EngineLoop:
                 token_ids=list(prompt),
                 num_prompt_tokens=len(prompt),
                 params=params,
+                arrived_at=index,
             )
             for index, prompt in enumerate(prompts)
         ]
+        self.run(requests)
+        return [request.token_ids[request.num_prompt_tokens :] for request in requests]
+
+    def run(self, requests: Sequence[Request], handle: Callable[[Event], None] = lambda _event: None) -> None:
+        """Runs requests to their end; raises the first error of any of them.
+
+        handle: called with every event, while its request is as the event says.
+        """
         for request in requests:
             self._scheduler.add(request)
         while self._scheduler.has_work:
-            self._step()
-        return [request.token_ids[request.num_prompt_tokens :] for request in requests]
+            self._step(handle)
 
-    def _step(self) -> None:
+    def _step(self, handle: Callable[[Event], None]) -> None:
         batch = self._scheduler.next_batch()
+        for event in self._scheduler.take_left():
+            if isinstance(event, RequestFailed):
+                raise event.error
+            self._scheduler.add(event.request)
         assert batch is not None, "add() refuses what can never run"
         for event in self._scheduler.apply(self._runner.run(batch)):
+            handle(event)
             if event.request.is_finished:
                 self.pool.release(event.request.block_ids)
                 event.request.block_ids = []

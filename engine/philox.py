@@ -5,7 +5,7 @@ Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Ten roun
 with the key raised by (W0, W1) between rounds. Words of 32 bits are held in int64, which
 every torch device has; the top half of a product that overflows the sign is masked back.
 
-Layout for sampling (SAMPLER_VERSION 1):
+Layout for sampling, part of what SAMPLER_VERSION stands for:
     counter = (token_id // 4, position, sample_index, purpose),  lane = token_id % 4
     key     = (seed & 0xffffffff, seed >> 32)
     u       = ((word >> 9) + 0.5) * 2**-23,  gumbel = -log(-log(u)), both fp32

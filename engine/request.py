@@ -10,8 +10,12 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.request_edits import RequestEdits
+
 if TYPE_CHECKING:
+    from baton.prefix_keys import PrefixKeys
     from baton.sampling import SamplingParams
+    from engine.token_mask import TokenMask
 
 
 class RequestStatus(enum.Enum):
@@ -67,6 +71,8 @@ class Request:
     prefix_keys: keys of its full blocks, made when they are first needed.
     num_computed_tokens: leading tokens whose KV is stored. The KV of the last sampled
         token is stored by the next step, so a finished request has at most num_tokens - 1.
+    mask: which tokens its grammar allows next; None allows all.
+    edits: what its parameters do to logits; None if nothing.
     """
 
     attempt_id: bytes
@@ -82,8 +88,14 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_published_blocks: int = 0
+    prefix_keys: PrefixKeys | None = None
     status: RequestStatus = RequestStatus.QUEUED
     finish_reason: FinishReason | None = None
+    mask: TokenMask | None = None
+    edits: RequestEdits | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.edits = RequestEdits.of(self.params, self.num_prompt_tokens)
 
     @property
     def num_tokens(self) -> int:

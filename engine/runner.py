@@ -12,39 +12,66 @@ import numpy as np
 import torch
 
 from baton.models import ModelDir
-from engine.batch import ForwardBatch, SamplingArrays, StepOutput
+from engine.batch import (
+    ForwardBatch,
+    SamplingArrays,
+    ScoredRows,
+    Scores,
+    StepOutput,
+    TopTokens,
+)
+from engine.cache_plan import plan_cache
 from engine.config import EngineConfig, ModelConfig
 from engine.host_memory import keep_freed_memory
-from engine.kv_cache import CacheShape, KVCache, num_blocks_in
+from engine.kv_cache import KVCache, available_bytes
+from engine.logprobs import score
+from engine.model.registry import TATTLE_TALE
+from engine.model.tattletale import TattleTaleRunner
 from engine.model.weights import Checkpoint, load_decoder
-from engine.sampler import sample
+from engine.nonfinite import LayerSearch, sequences_of
+from engine.sampler import Sampled, sample
 
 if TYPE_CHECKING:
     from engine.model.decoder import Decoder
 
+# Most logits of prompt tokens at a time, in numbers: 64 MiB, whatever the batch and the vocabulary.
+_MAX_SCORED_LOGITS = 1 << 24
+
 
 class ModelRunner:
-    """A decoder, its cache and the sampler, as one function from batch to output."""
+    """A decoder, its cache and the sampler, as one function from batch to output.
 
-    def __init__(self, model: Decoder, cache: KVCache) -> None:
+    debug_nonfinite: if logits are not finite, find out in which layer that begins.
+    """
+
+    def __init__(self, model: Decoder, cache: KVCache, *, debug_nonfinite: bool = False) -> None:
         self.model = model
         self.cache = cache
+        self._debug_nonfinite = debug_nonfinite
 
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> StepOutput:
-        """Stores the KV of the batch's tokens and samples its logits_rows."""
-        sampled = sample(self._logits(batch), batch.sampling)
+        """Stores the KV of the batch's tokens, samples its logits_rows and scores its scored rows."""
+        num_sampled = len(batch.logits_rows)
+        hidden_RD = self._forward(batch)
+        sampled = sample(self.model.logits(hidden_RD[:num_sampled]), batch.sampling)
+        scores = None if batch.scored is None else self._score(hidden_RD[num_sampled:], batch.scored)
         return StepOutput(
             step_id=batch.step_id,
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             finite=sampled.finite,
+            blocked=sampled.blocked,
+            mask_errors=sampled.mask_errors,
+            top=sampled.top,
+            scores=scores,
+            nonfinite_at=self._nonfinite_at(batch, sampled, scores) if self._debug_nonfinite else {},
         )
 
     @torch.inference_mode()
     def logits(self, batch: ForwardBatch) -> torch.Tensor:
         """[S, V] fp32 logits of the batch's logits_rows; stores its KV like run()."""
-        return self._logits(batch)
+        return self.model.logits(self._forward(batch)[: len(batch.logits_rows)])
 
     def warm_up(self) -> None:
         """One forward pass of a full block, so that no request pays for lazy initialisation.
@@ -53,9 +80,44 @@ class ModelRunner:
         """
         self.run(_dummy_batch(min(self.cache.shape.block_size, self.model.config.max_model_len)))
 
-    def _logits(self, batch: ForwardBatch) -> torch.Tensor:
+    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
         inputs = self.model.prepare(batch, self.cache.shape.block_size)
         return self.model.forward(inputs, self.cache)
+
+    def _score(self, hidden_PD: torch.Tensor, scored: ScoredRows) -> Scores:
+        token_ids = torch.from_numpy(scored.token_ids).to(self.model.device)
+        num_rows = max(1, _MAX_SCORED_LOGITS // self.model.config.vocab_size)
+        slices = [slice(start, start + num_rows) for start in range(0, len(token_ids), num_rows)]
+        parts = [
+            score(self.model.logits(hidden_PD[s], token_ids[s]), token_ids[s], scored.num_top_logprobs)
+            for s in slices
+        ]
+        return Scores(
+            logprobs=np.concatenate([part.logprobs for part in parts]),
+            finite=np.concatenate([part.finite for part in parts]),
+            top=TopTokens(
+                token_ids=np.concatenate([part.top.token_ids for part in parts]),
+                logprobs=np.concatenate([part.top.logprobs for part in parts]),
+            ),
+        )
+
+    def _nonfinite_at(self, batch: ForwardBatch, sampled: Sampled, scores: Scores | None) -> dict[int, str]:
+        rows = batch.logits_rows[~sampled.finite]
+        if batch.scored is not None and scores is not None:
+            rows = np.concatenate([rows, batch.scored.rows[~scores.finite]])
+        if not len(rows):
+            return {}
+        search = LayerSearch(self.model, self.cache, batch)
+        return search.places(set(sequences_of(batch, rows).tolist()))
+
+
+def load_runner(config: EngineConfig, model_dir: ModelDir) -> ModelRunner | TattleTaleRunner:
+    """What a worker runs: load_engine(), or the tattle-tale, which has no weights to load."""
+    if TATTLE_TALE.name not in model_dir.config.get("architectures", ()):
+        return load_engine(config, model_dir)
+    model = ModelConfig.from_hf(model_dir.config, model_dir.generation_config)
+    cache = allocate_cache(config, model, torch_dtype(config.dtype) or torch.float32)
+    return TattleTaleRunner(cache, model.vocab_size)
 
 
 def load_engine(config: EngineConfig, model_dir: ModelDir | None = None) -> ModelRunner:
@@ -72,23 +134,15 @@ def load_engine(config: EngineConfig, model_dir: ModelDir | None = None) -> Mode
     model_config = ModelConfig.from_hf(model_dir.config, model_dir.generation_config)
     checkpoint = Checkpoint(model_dir.weights_files, device=config.device, dtype=torch_dtype(config.dtype))
     model = load_decoder(model_config, checkpoint)
-    return ModelRunner(model, allocate_cache(config, model_config, model.dtype))
+    cache = allocate_cache(config, model_config, model.dtype)
+    return ModelRunner(model, cache, debug_nonfinite=config.debug_nonfinite)
 
 
 def allocate_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KVCache:
-    """The cache of an engine: as many blocks as kv_cache_bytes holds, in kv_dtype (auto: dtype)."""
-    shape = CacheShape(
-        num_blocks=1,
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        block_size=config.block_size,
-        head_dim=model.head_dim,
-        dtype=torch_dtype(config.kv_dtype) or dtype,
-        layout=config.layout,
-    )
-    return KVCache(
-        shape.with_blocks(num_blocks_in(config.kv_cache_bytes, shape.bytes_per_block)), config.device
-    )
+    """The cache of an engine, in kv_dtype (auto: dtype). Call it once the weights are loaded."""
+    kv_dtype = torch_dtype(config.kv_dtype) or dtype
+    shape = plan_cache(config, model, kv_dtype, available_bytes(torch.device(config.device)))
+    return KVCache(shape, config.device)
 
 
 def torch_dtype(name: str) -> torch.dtype | None:

@@ -1,11 +1,10 @@
-"""Chooses the next token of each row from its logits.
+"""Chooses the next token of each row from its logits: docs/sampling.md, applied.
 
-A function of logits and parameters alone: no state, no generator. The order is that of
-baton.sampling: temperature, top_k, top_p, min_p, then the likeliest token after adding
-Gumbel numbers (engine/philox.py), which is a draw from the softmax of what survives.
+    finite? -> raw log-probabilities -> edits (engine/logits.py) -> temperature
+    -> top_k, top_p, min_p (engine/filters.py) -> Gumbel-argmax (engine/philox.py)
 
-Every filter is a threshold on the scaled logits, so a row's filters are one number. Tokens
-tied with the last survivor survive too: no order of sorting can change the set.
+A function of logits and parameters alone: no state, no generator. Adding Gumbel numbers to the
+scaled logits and taking the largest sum is a draw from the softmax of what survives.
 
 Shape suffixes: S rows, R rows that draw, V vocabulary.
 """
@@ -18,56 +17,90 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.philox import GUMBEL_MAX, GUMBEL_MIN, gumbel, gumbel_of_all
+from baton.errors import BatonError
+from engine.batch import TopTokens
+from engine.filters import survivors
+from engine.logits import edit_
+from engine.logprobs import RowLogprobs, finite_rows
+from engine.philox import gumbel, gumbel_of_all
 
 if TYPE_CHECKING:
     from engine.batch import BoolArray, Float32Array, Int64Array, SamplingArrays, UInt64Array
 
-# top_p rarely keeps more tokens than this; a row that does is sorted whole.
-_CANDIDATES = 1024
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are 0: only exact ties could be drawn, and those go to the lowest id."""
+
 # A row that keeps more than one token in this many is drawn with the numbers of the whole vocabulary,
 # which cost a quarter per token.
 _DENSE = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """token_ids [S] int64, logprobs [S] float32 (0 where not wanted), finite [S] bool."""
+    """Fields as those of engine.batch.StepOutput."""
 
     token_ids: Int64Array
     logprobs: Float32Array
     finite: BoolArray
+    blocked: frozenset[int]
+    mask_errors: dict[int, BatonError]
+    top: TopTokens | None
 
 
 def sample(logits_SV: torch.Tensor, params: SamplingArrays) -> Sampled:
-    """Samples every row. A row with a NaN or an infinity is marked; the others are unaffected."""
-    # Two reductions: torch's aminmax takes twenty times as long as both.
-    finite = (logits_SV.amin(dim=-1).isfinite() & logits_SV.amax(dim=-1).isfinite()).cpu().numpy()
-    token_ids = logits_SV.argmax(dim=-1)
-    drawing = np.flatnonzero((params.temperature > 0) & finite)
-    if len(drawing):
-        rows = torch.from_numpy(drawing).to(logits_SV.device)
-        token_ids[rows] = _draw(logits_SV[rows], params, drawing)
+    """Samples every row; overwrites logits_SV if rows have edits.
+
+    A row with a NaN or an infinity is marked, and one that edits leave no token; the others are
+    unaffected.
+    """
+    finite = finite_rows(logits_SV)
     wanted = np.flatnonzero(params.want_logprobs & finite)
+    raw = _raw_logprobs(logits_SV, wanted, params)
+    possible, mask_errors = finite, dict[int, BatonError]()
+    if params.edits is not None:
+        mask_errors = edit_(logits_SV, params.edits)
+        possible = finite & (logits_SV.amax(dim=-1) > -torch.inf).cpu().numpy()
+    token_ids = logits_SV.argmax(dim=-1)
+    drawing = np.flatnonzero((params.temperature >= GREEDY_BELOW) & possible)
+    if len(drawing):
+        rows = _index(drawing, logits_SV)
+        token_ids[rows] = _draw(logits_SV[rows], params, drawing)
     logprobs = np.zeros(len(finite), np.float32)
-    if len(wanted):
-        rows = torch.from_numpy(wanted).to(logits_SV.device)
-        all_logprobs = torch.log_softmax(logits_SV[rows], dim=-1)
-        logprobs[wanted] = all_logprobs.gather(1, token_ids[rows, None])[:, 0].cpu().numpy()
-    return Sampled(token_ids.cpu().numpy(), logprobs, finite)
+    if raw is not None:
+        logprobs[wanted] = raw.of(token_ids[_index(wanted, logits_SV)])
+    return Sampled(
+        token_ids=token_ids.cpu().numpy(),
+        logprobs=logprobs,
+        finite=finite,
+        blocked=frozenset(np.flatnonzero(finite & ~possible).tolist()),
+        mask_errors=mask_errors,
+        top=_top_of_all(raw, wanted, params.num_top_logprobs, len(finite)),
+    )
 
 
-def survivors(
-    scaled_RV: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
-) -> torch.Tensor:
-    """[R] least scaled logit that survives the three filters; top_k int64, 0 keeps all."""
-    threshold_R = torch.full_like(top_p, -torch.inf)
-    if bool((top_k > 0).any()):
-        threshold_R = _top_k_threshold(scaled_RV, top_k)
-    if bool((top_p < 1).any()):
-        threshold_R = torch.maximum(threshold_R, _top_p_threshold(scaled_RV, threshold_R, top_p))
-    # p >= min_p * p_max in terms of logits; log(0) keeps all.
-    return torch.maximum(threshold_R, scaled_RV.amax(dim=-1) + min_p.log())
+def _raw_logprobs(logits_SV: torch.Tensor, wanted: Int64Array, params: SamplingArrays) -> RowLogprobs | None:
+    """Of the wanted rows, from logits that the edits will not touch."""
+    if len(wanted) == 0:
+        return None
+    if params.edits is None and len(wanted) == len(logits_SV):
+        return RowLogprobs(logits_SV)
+    return RowLogprobs(logits_SV[_index(wanted, logits_SV)])
+
+
+def _top_of_all(raw: RowLogprobs | None, wanted: Int64Array, count: int, num_rows: int) -> TopTokens | None:
+    if raw is None or not count:
+        return None
+    top = raw.top(count)
+    count = top.token_ids.shape[1]
+    spread = TopTokens(
+        token_ids=np.zeros((num_rows, count), np.int64), logprobs=np.zeros((num_rows, count), np.float32)
+    )
+    spread.token_ids[wanted], spread.logprobs[wanted] = top.token_ids, top.logprobs
+    return spread
+
+
+def _index(rows: Int64Array, logits_SV: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(rows).to(logits_SV.device)
 
 
 def _draw(logits_RV: torch.Tensor, params: SamplingArrays, rows: Int64Array) -> torch.Tensor:
@@ -78,11 +111,11 @@ def _draw(logits_RV: torch.Tensor, params: SamplingArrays, rows: Int64Array) -> 
 
     # Relative to the likeliest token, so that no temperature can overflow.
     scaled_RV = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).div_(column(params.temperature)[:, None])
-    threshold_R = survivors(scaled_RV, column(params.top_k), column(params.top_p), column(params.min_p))
-    # Exact, not an approximation: below this no Gumbel number can make up for the likeliest token.
-    kept_RV = scaled_RV >= threshold_R.clamp(min=GUMBEL_MIN - GUMBEL_MAX)[:, None]
+    kept_RV, num_kept_R = survivors(
+        scaled_RV, column(params.top_k), column(params.top_p), column(params.min_p)
+    )
     keys = _Keys.of(params, rows)
-    is_dense_R = (kept_RV.sum(dim=-1) > kept_RV.shape[1] // _DENSE).cpu().numpy()
+    is_dense_R = (num_kept_R > kept_RV.shape[1] // _DENSE).cpu().numpy()
     token_ids = torch.empty(len(rows), dtype=torch.int64, device=device)
     for row in np.flatnonzero(is_dense_R).tolist():
         token_ids[row] = _draw_dense(scaled_RV[row], kept_RV[row], keys, row)
@@ -139,30 +172,3 @@ class _Keys:
         low = (self.seed & np.uint64(0xFFFFFFFF)).astype(np.int64)
         high = (self.seed >> np.uint64(32)).astype(np.int64)
         return torch.from_numpy(np.stack([low, high, self.position, self.sample_index])).to(device)
-
-
-def _top_k_threshold(scaled_RV: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    size = scaled_RV.shape[-1]
-    k_R = torch.where(top_k > 0, top_k, size).clamp(max=size)
-    limited = k_R < size
-    if not bool(limited.any()):
-        return torch.full(k_R.shape, -torch.inf, device=k_R.device)
-    best = scaled_RV.topk(int(k_R[limited].max()), dim=-1).values
-    at_k = best.gather(1, (k_R.clamp(max=best.shape[1]) - 1)[:, None])[:, 0]
-    return torch.where(limited, at_k, -torch.inf)
-
-
-def _top_p_threshold(scaled_RV: torch.Tensor, threshold_R: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Least logit of the smallest set whose share of what passed threshold_R reaches top_p."""
-    passed_RV = scaled_RV.masked_fill(scaled_RV < threshold_R[:, None], -torch.inf)
-    total_R1 = passed_RV.logsumexp(dim=-1, keepdim=True)
-    size = passed_RV.shape[-1]
-    best = passed_RV.topk(min(_CANDIDATES, size), dim=-1).values
-    if bool(((best - total_R1).exp().sum(dim=-1) < top_p).any()):
-        best = passed_RV.sort(dim=-1, descending=True).values
-    probs = (best - total_R1).exp()
-    # A token is kept while those before it have not reached top_p yet; the first always is.
-    before = probs.cumsum(dim=-1) - probs
-    num_kept = (before < top_p[:, None]).sum(dim=-1).clamp(min=1)
-    at_edge = best.gather(1, (num_kept - 1)[:, None])[:, 0]
-    return torch.where(top_p < 1, at_edge, -torch.inf)

@@ -3,12 +3,19 @@
 A synchronous core: no clock, no asyncio, no tensor. It owns the blocks of every request
 it holds; a request that leaves takes its blocks along, and the caller then owns them.
 
-A step lets num_computed_tokens catch up with num_tokens. Requests whose blocks already
-cover their tokens (a decode worker's) join at once; others wait, first come first served,
-until the pool can give all blocks of their prompt, because two half-prefilled prompts
-must not starve each other. In a step come first the decoding requests, one token each;
-then prompts, shortest remainder first, each at most chunk_tokens. Two bounds follow, both
-counted from admission, while the blocks suffice:
+A step lets num_computed_tokens catch up with num_tokens: prefix hits, chunked prefill, decode
+and resume are one statement. Requests whose blocks already cover their tokens (a decode
+worker's) join at once; others wait, oldest first, until the pool can give all blocks of their
+prompt, because two half-prefilled prompts must not starve each other, and one more for
+every request that decodes, because those grow.
+
+Blocks can run out all the same. Then the youngest request gives its blocks away and leaves, to be
+resumed by whoever sent it; the oldest never does, so something always gets finished, and no
+two requests evict each other for ever. Requests are as old as their arrival at the router.
+
+In a step come first the decoding requests, one token each; then prompts, shortest
+remainder first, each at most chunk_tokens, and mixed_tokens together if anything decodes.
+Two bounds follow, both counted from admission:
 
 - a short prompt is sampled at the end of the first step that starts after it came, unless
   prompts shorter still fill that step: it waits for one running step, not for long prompts;
@@ -18,46 +25,24 @@ counted from admission, while the blocks suffice:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
-from baton.errors import BatonError, InvalidRequest, NonFiniteLogits, Overloaded
+from baton.errors import BatonError, InvalidRequest, NonFiniteLogits
 from baton.limits import Limits, blocks_needed
 from engine.batch_builder import Chunk, build_batch
+from engine.block_tables import BlockTables
+from engine.events import ChunkComputed, Event, Preempted, RequestFailed, TokenSampled
 from engine.request import FinishReason, Request, RequestStatus
+from engine.step_results import PromptLogprobs, SampledToken, split_output
 
 if TYPE_CHECKING:
     from engine.batch import ForwardBatch, StepOutput
     from engine.block_pool import BlockPool
     from engine.config import EngineConfig
+    from engine.grammar_states import GrammarStates
 
-
-@dataclass(frozen=True, slots=True)
-class ChunkComputed:
-    """A part of a prompt was computed; nothing was sampled. The request stays."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSampled:
-    """A token was sampled and appended. A finished or prefill_only request has left, with its blocks."""
-
-    request: Request
-    token_id: int
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
-    """A request has left, with its blocks, because of an error of its own."""
-
-    request: Request
-    error: BatonError
-
-
-Event = ChunkComputed | TokenSampled | RequestFailed
 
 _SCHEDULABLE = frozenset({RequestStatus.QUEUED, RequestStatus.PREFILLING, RequestStatus.DECODING})
 
@@ -66,22 +51,32 @@ class Scheduler:
     """Waiting and running requests of one engine. Exactly one step is in flight at a time.
 
     eos_token_ids: ids that end a generation, unless the request ignores them.
+    grammars: where answers with a grammar stand in it; None refuses such requests.
     """
 
     def __init__(
-        self, pool: BlockPool, limits: Limits, *, config: EngineConfig, eos_token_ids: Collection[int] = ()
+        self,
+        pool: BlockPool,
+        limits: Limits,
+        *,
+        config: EngineConfig,
+        eos_token_ids: Collection[int] = (),
+        grammars: GrammarStates | None = None,
     ) -> None:
+        self.tables = BlockTables(pool)
         self._pool = pool
         self._limits = limits
         self._config = config
         self._eos_token_ids = frozenset(eos_token_ids)
-        # Insertion order is order of arrival.
+        # Oldest first.
         self._waiting: dict[bytes, Request] = {}
         self._joining: dict[bytes, Request] = {}
         self._running: dict[bytes, Request] = {}
         self._step_id = 0
         self._in_flight: list[Chunk] | None = None
         self._was_alone = False
+        self._grammars = grammars
+        self._left: list[Event] = []
 
     @property
     def alone_in_flight(self) -> bytes | None:
@@ -99,6 +94,12 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests that wait for blocks or for a place."""
         return len(self._waiting) + len(self._joining)
+
+    @property
+    def num_growth_blocks(self) -> int:
+        """Blocks that must stay free above any reservation: one for every request that decodes."""
+        decoding = RequestStatus.DECODING
+        return sum(r.status is decoding for held in (self._running, self._joining) for r in held.values())
 
     @property
     def fence(self) -> int | None:
@@ -124,10 +125,11 @@ class Scheduler:
                 f"a request that is {request.status.name} with {request.num_pending_tokens} pending tokens "
                 "has nothing to compute"
             )
-        if self._missing_blocks(request) == 0:
+        self._open_grammar(request)
+        if self.tables.missing(request) == 0:
             self._joining[request.attempt_id] = request
         else:
-            self._waiting[request.attempt_id] = request
+            self._wait(request)
 
     def remove(self, attempt_id: bytes) -> Request | None:
         """Takes a request out, waiting or running; None if it is not held.
@@ -136,6 +138,7 @@ class Scheduler:
         """
         for held in (self._running, self._joining, self._waiting):
             if attempt_id in held:
+                self._close_grammar(attempt_id)
                 return held.pop(attempt_id)
         return None
 
@@ -143,36 +146,62 @@ class Scheduler:
         """The next step, or None if nothing can be computed. apply() must follow it."""
         if self._in_flight is not None:
             raise RuntimeError(f"step {self._step_id} is still in flight")
+        self._fail_broken_grammars()
+        self._grow()
         self._admit()
         chunks = self._alone_chunks() or self._shared_chunks()
         if not chunks:
             return None
         self._step_id += 1
         self._in_flight = chunks
-        return build_batch(self._step_id, chunks, self._pool.block_size)
+        if self._grammars is not None:
+            for chunk in chunks:
+                chunk.request.mask = self._grammars.mask(chunk.request.attempt_id)
+        return build_batch(self._step_id, chunks, self._pool.block_size, self._eos_token_ids)
+
+    def wake_by(self, wake: Callable[[], object]) -> None:
+        """Names what is to be called, on any thread, when a request need not wait for its grammar any more."""
+        if self._grammars is not None:
+            self._grammars.on_ready = wake
+
+    def prepare(self, request: Request) -> None:
+        """A request that will be added in a moment: what takes time can begin."""
+        if self._grammars is not None:
+            self._grammars.prepare(request.params)
+
+    def take_left(self) -> list[Event]:
+        """What became of requests that left between steps, each once: they gave way, or have failed."""
+        left, self._left = self._left, []
+        return left
 
     def apply(self, output: StepOutput) -> list[Event]:
         """Ends the step in flight: advances its requests and frees what was fenced by it."""
-        chunks = self._end_step(output.step_id)
-        sampled = iter(range(len(output.token_ids)))
         events: list[Event] = []
-        for chunk in chunks:
-            row = next(sampled) if chunk.samples else None
-            if self._running.get(chunk.request.attempt_id) is not chunk.request:
+        for chunk, token, prompt_logprobs, error in split_output(self._end_step(output.step_id), output):
+            request = chunk.request
+            if self._running.get(request.attempt_id) is not request:
                 continue
-            chunk.request.num_computed_tokens += chunk.num_tokens
-            if row is None:
-                events.append(ChunkComputed(chunk.request))
-            elif not output.finite[row]:
-                error = NonFiniteLogits("the model produced NaN or infinite logits for this request")
-                events.append(self._fail(chunk.request, error))
+            request.num_computed_tokens += chunk.num_tokens
+            if isinstance(error, NonFiniteLogits):
+                # The next request of this prefix must not inherit what went wrong.
+                self._pool.unpublish(request.block_ids)
             else:
-                token_id, logprob = int(output.token_ids[row]), float(output.logprobs[row])
-                events += self._sampled(chunk.request, token_id, logprob)
+                self.tables.publish(request)
+            if error is not None:
+                events.append(self._fail(request, error))
+            elif token is None:
+                events.append(ChunkComputed(request, prompt_logprobs))
+            else:
+                events += self._sampled(request, token, prompt_logprobs)
         return events
 
-    def _missing_blocks(self, request: Request) -> int:
-        return max(0, blocks_needed(request.num_tokens, self._pool.block_size) - len(request.block_ids))
+    def _wait(self, request: Request) -> None:
+        self._waiting[request.attempt_id] = request
+        youngest_before = next(itertools.islice(reversed(self._waiting.values()), 1, None), request)
+        if request.arrived_at < youngest_before.arrived_at:
+            # It was here before, or came by a longer way.
+            by_age = sorted(self._waiting.items(), key=lambda item: item[1].arrived_at)
+            self._waiting = dict(by_age)
 
     def _check_fits(self, request: Request) -> None:
         if not 0 < request.num_tokens < self._limits.max_model_len:
@@ -181,29 +210,75 @@ class Scheduler:
                 f"{self._limits.max_model_len - 1} and needs room for one more",
                 field="prompt",
             )
-        needed = blocks_needed(request.num_tokens, self._pool.block_size)
+        needed = blocks_needed(self._most_tokens(request), self._pool.block_size)
         if needed > self._pool.num_blocks:
+            # Alone in the worker it would still run out of blocks.
             raise InvalidRequest(
-                f"the prompt needs {needed} blocks of {self._pool.block_size} tokens; this worker has "
-                f"{self._pool.num_blocks} in all: shorten the prompt or raise kv_cache_bytes",
-                field="prompt",
+                f"the request needs {needed} blocks of {self._pool.block_size} tokens; this worker has "
+                f"{self._pool.num_blocks} in all: shorten the prompt, lower max_tokens or raise "
+                "kv_cache_bytes",
+                field="prompt" if request.prefill_only else "max_tokens",
             )
 
+    def _most_tokens(self, request: Request) -> int:
+        if request.prefill_only:
+            return request.num_tokens
+        most = self._limits.kv_tokens(request.num_prompt_tokens, request.params.max_tokens)
+        return min(most, self._limits.max_model_len - 1)
+
     def _admit(self) -> None:
-        for held in (self._joining, self._waiting):
-            while held and len(self._running) < self._config.max_running:
-                request = next(iter(held.values()))
-                missing = self._missing_blocks(request)
-                if not self._pool.can_allocate(missing):
+        max_running = self._config.max_running
+        while len(self._running) < max_running and (request := self._next_of(self._joining)):
+            self._start(self._joining.pop(request.attempt_id))
+        while len(self._running) < max_running and (request := self._next_of(self._waiting)):
+            if not self._leaves_room_to_grow(request) or not self.tables.cover(request):
+                break
+            self._start(self._waiting.pop(request.attempt_id))
+
+    def _next_of(self, line: dict[bytes, Request]) -> Request | None:
+        """The first in line whose grammar, if it has one, is compiled."""
+        if self._grammars is None:
+            return next(iter(line.values()), None)
+        return next((r for r in line.values() if self._grammars.is_ready(r.attempt_id)), None)
+
+    def _leaves_room_to_grow(self, request: Request) -> bool:
+        """Whether its blocks would leave enough for the requests that grow."""
+        growth = self.num_growth_blocks
+        return growth == 0 or self._pool.can_allocate(self.tables.missing(request) + growth)
+
+    def _start(self, request: Request) -> None:
+        if request.status is RequestStatus.QUEUED:
+            request.move_to(RequestStatus.PREFILLING)
+        self.tables.publish(request)
+        self._running[request.attempt_id] = request
+
+    def _grow(self) -> None:
+        """Gives decoding requests the block their next token needs; the youngest give way."""
+        decoding = [r for r in self._running.values() if r.status is RequestStatus.DECODING]
+        needy = [request for request in decoding if self.tables.missing(request)]
+        for request in sorted(needy, key=lambda r: r.arrived_at):
+            # It may have given way to an older one meanwhile.
+            while request.attempt_id in self._running and not self.tables.cover(request):
+                victim = self._youngest()
+                if victim is None:
+                    # The oldest waits, for leases to be committed or given up.
                     break
-                request.block_ids += self._pool.allocate(missing)
-                if request.status is RequestStatus.QUEUED:
-                    request.move_to(RequestStatus.PREFILLING)
-                self._running[request.attempt_id] = held.pop(request.attempt_id)
+                self._preempt(victim)
+
+    def _youngest(self) -> Request | None:
+        """The request that gives way; None where only the oldest is left."""
+        held = [request for requests in (self._running, self._joining) for request in requests.values()]
+        return max(held, key=lambda request: request.arrived_at) if len(held) > 1 else None
+
+    def _preempt(self, request: Request) -> None:
+        self.remove(request.attempt_id)
+        self.tables.give_back(request)
+        request.rewind()
+        self._left.append(Preempted(request))
 
     def _alone_chunks(self) -> list[Chunk]:
         """The next alone request's chunk, every other step at most while others have work too."""
-        alone = next((request for request in self._running.values() if request.alone), None)
+        alone = next((r for r in self._running.values() if r.alone and not self.tables.missing(r)), None)
         others = any(not request.alone for request in self._running.values())
         if alone is None or (self._was_alone and others):
             self._was_alone = False
@@ -218,11 +293,13 @@ class Scheduler:
 
     def _shared_chunks(self) -> list[Chunk]:
         chunks = list(self._decode_chunks())
-        return chunks + self._prompt_chunks(self._config.max_batch_tokens - len(chunks))
+        budget = self._config.max_batch_tokens - len(chunks)
+        return chunks + self._prompt_chunks(min(budget, self._config.mixed_tokens) if chunks else budget)
 
     def _decode_chunks(self) -> Iterator[Chunk]:
         for request in self._running.values():
-            if request.status is RequestStatus.DECODING and not request.alone:
+            is_ready = request.status is RequestStatus.DECODING and not self.tables.missing(request)
+            if is_ready and not request.alone:
                 yield Chunk.of(request, 1)
 
     def _prompt_chunks(self, budget: int) -> list[Chunk]:
@@ -249,10 +326,15 @@ class Scheduler:
         self._pool.complete(step_id)
         return chunks
 
-    def _sampled(self, request: Request, token_id: int, logprob: float) -> list[Event]:
-        request.token_ids.append(token_id)
-        events: list[Event] = [TokenSampled(request, token_id, logprob)]
-        reason = self._finish_reason(request, token_id)
+    def _sampled(
+        self, request: Request, token: SampledToken, prompt_logprobs: PromptLogprobs | None
+    ) -> list[Event]:
+        request.token_ids.append(token.token_id)
+        events: list[Event] = [TokenSampled(request, *token, prompt_logprobs)]
+        is_complete = self._grammars is not None and self._grammars.advance(
+            request.attempt_id, token.token_id
+        )
+        reason = FinishReason.STOP if is_complete else self._finish_reason(request, token.token_id)
         if reason is not None:
             request.finish(reason)
         elif request.prefill_only:
@@ -260,8 +342,8 @@ class Scheduler:
         else:
             if request.status is RequestStatus.PREFILLING:
                 request.move_to(RequestStatus.DECODING)
-            return events + self._grow(request)
-        del self._running[request.attempt_id]
+            return events
+        self.remove(request.attempt_id)
         return events
 
     def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
@@ -273,17 +355,26 @@ class Scheduler:
         full = request.num_tokens >= self._limits.max_model_len
         return FinishReason.LENGTH if full or request.num_output_tokens >= params.max_tokens else None
 
-    def _grow(self, request: Request) -> list[Event]:
-        missing = self._missing_blocks(request)
-        if missing == 0:
-            return []
-        if not self._pool.can_allocate(missing):
-            error = Overloaded("the KV cache is full; try again later", retry_after_s=1.0)
-            return [self._fail(request, error)]
-        request.block_ids += self._pool.allocate(missing)
-        return []
-
     def _fail(self, request: Request, error: BatonError) -> RequestFailed:
-        del self._running[request.attempt_id]
+        self.remove(request.attempt_id)
         request.move_to(RequestStatus.FINISHED)
         return RequestFailed(request, error)
+
+    def _open_grammar(self, request: Request) -> None:
+        if request.params.grammar is None:
+            return
+        if self._grammars is None:
+            raise InvalidRequest("this worker's model cannot be used with a grammar", field="grammar")
+        output_token_ids = request.token_ids[request.num_prompt_tokens :]
+        self._grammars.open(request.attempt_id, request.params, output_token_ids)
+
+    def _close_grammar(self, attempt_id: bytes) -> None:
+        if self._grammars is not None:
+            self._grammars.close(attempt_id)
+
+    def _fail_broken_grammars(self) -> None:
+        """Requests whose grammar turned out not to be usable leave before they took a place."""
+        failed = [] if self._grammars is None else self._grammars.failed()
+        for attempt_id, error in failed:
+            request = (self._joining | self._waiting)[attempt_id]
+            self._left.append(self._fail(request, error))

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable
 
 from engine.batch import ForwardBatch, StepOutput
-from engine.scheduler import Event, Scheduler
+from engine.events import Event
+from engine.scheduler import Scheduler
 from engine.step_runner import StepRunner
 from engine.step_watch import StepWatch
 
@@ -21,8 +22,8 @@ ANNOUNCE_S = 0.01
 class StepLoop:
     """Drives one scheduler with one runner.
 
-    handle: called with the events of every step, on the event loop. It owns the
-        blocks of every request that an event says has left the scheduler.
+    handle: called with the events of every step, and with those of requests that left before
+        it, on the event loop. It owns the blocks of every request that an event says has left.
     announce: called with (attempt_id, ended) around each step that one request has to itself.
     """
 
@@ -46,8 +47,12 @@ class StepLoop:
 
     async def run(self) -> None:
         """Runs steps until cancelled. A failing step ends the loop, and with it the worker."""
+        loop = asyncio.get_running_loop()
+        self._scheduler.wake_by(lambda: loop.call_soon_threadsafe(self._work.set))
         while True:
             batch = self._scheduler.next_batch()
+            if left := self._scheduler.take_left():
+                self._handle(left)
             if batch is None:
                 self._work.clear()
                 await self._work.wait()

@@ -134,6 +134,7 @@ class FirstToken:
 
     start_index: its index among the generated tokens; above 0 on a resume.
     logprob: natural logarithm, or None if the request does not want it.
+    top: (token id, logprob) of the likeliest tokens in its place; empty unless the request wants them.
 
     There is no finish reason: a token that ends the request ends it at the
     prefill worker, and nothing is transferred.
@@ -142,6 +143,7 @@ class FirstToken:
     token_id: int
     logprob: float | None
     start_index: int
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class KvWriter(Protocol):

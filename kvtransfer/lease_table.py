@@ -11,9 +11,9 @@ answer.
         +----------------------+----------------------------------------------+
               release, abort_if_uncommitted, expire: blocks return to the pool
 
-Block ownership: RESERVED and RECEIVING leases own their blocks and return them
-to the pool. commit() hands them to the caller (the decode request); from then
-on the table never touches them.
+Block ownership: RESERVED and RECEIVING leases own one reference to each of their
+blocks, matched ones included, and return them to the pool. commit() hands them to
+the caller (the decode request); from then on the table never touches them.
 
 Renewals cover COMMITTED leases too: the entry stays until the request ends,
 because a lost router must stop its decoding requests as well. expire() returns
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import hmac
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
@@ -140,7 +140,7 @@ class LeaseTable(Generic[PayloadT]):
 
     @property
     def num_reserved_blocks(self) -> int:
-        """Blocks the table owns."""
+        """Block references the table owns; a block that two leases share counts twice."""
         return sum(len(lease.block_ids) for lease in self._leases.values() if lease.is_uncommitted)
 
     @property
@@ -165,16 +165,34 @@ class LeaseTable(Generic[PayloadT]):
         num_blocks: int,
         num_tokens: int,
         now: float,
-        num_held_tokens: int = 0,
+        held_block_ids: Sequence[int] = (),
+        num_blocks_in_all: int | None = None,
+        watermark_blocks: int = 0,
     ) -> Lease[PayloadT] | Refusal:
-        """Takes num_blocks blocks from the pool for one attempt, or says why not."""
-        error = self._objection(attempt_id, num_blocks, now)
+        """Gives an attempt num_blocks blocks, held ones included, or says why not.
+
+        held_block_ids: the sequence's first blocks, pinned by BlockPool.match(). The lease owns them from
+            here on; after a refusal, or an exception, they are still the caller's to release.
+        num_blocks_in_all: most that the request can ever grow to; None: it never grows beyond num_blocks.
+        watermark_blocks: must stay free beyond the reservation, for requests that grow. Less is enough
+            where the pool is too small for both, so that whatever fits alone is admitted in the end.
+        Refuses with InvalidRequest what could not even finish alone, with Overloaded what must wait, with
+        Cancelled an attempt that has ended. Raises ValueError for more held blocks than the request has.
+        """
+        num_held_tokens = len(held_block_ids) * self._pool.block_size
+        if len(held_block_ids) > num_blocks or num_held_tokens > num_tokens:
+            raise ValueError(f"{num_held_tokens} held tokens for a request that stores {num_tokens}")
+        num_new = num_blocks - len(held_block_ids)
+        watermark = min(watermark_blocks, max(0, self._pool.num_blocks - num_blocks))
+        error = self._objection(attempt_id, now)
+        error = error or self._too_large(max(num_blocks, num_blocks_in_all or 0))
+        error = error or self._no_room(num_new, watermark)
         if error is not None:
             return Refusal(error)
         lease = Lease(
             lease_id=self._rng.getrandbits(128).to_bytes(16, "little"),
             attempt_id=attempt_id,
-            block_ids=self._pool.allocate(num_blocks),
+            block_ids=[*held_block_ids, *self._pool.allocate(num_new)],
             num_tokens=num_tokens,
             num_held_tokens=num_held_tokens,
             expires_at=now + self.ttl_s,
@@ -183,24 +201,31 @@ class LeaseTable(Generic[PayloadT]):
         self._leases[attempt_id] = lease
         return lease
 
-    def _objection(self, attempt_id: bytes, num_blocks: int, now: float) -> BatonError | None:
+    def _objection(self, attempt_id: bytes, now: float) -> BatonError | None:
         self._forget_tombstones(now)
         if attempt_id in self._tombstones:
             return Cancelled("the attempt has ended here; use a new attempt_id")
         if attempt_id in self._leases:
             return InvalidRequest("the attempt has a lease already; use a new one", field="attempt_id")
-        if num_blocks > self._pool.num_blocks:
-            return InvalidRequest(
-                f"the request needs {num_blocks} blocks and this worker has {self._pool.num_blocks} in all; "
-                "send a shorter prompt, lower max_tokens or raise kv_cache_bytes",
-                field="max_tokens",
-            )
-        if not self._pool.can_allocate(num_blocks):
-            return Overloaded(
-                f"the request needs {num_blocks} blocks and {self._pool.num_free} are free",
-                retry_after_s=self._retry_after_s,
-            )
         return None
+
+    def _too_large(self, num_blocks: int) -> InvalidRequest | None:
+        if num_blocks <= self._pool.num_blocks:
+            return None
+        return InvalidRequest(
+            f"the request needs {num_blocks} blocks and this worker has {self._pool.num_blocks} in all; "
+            "send a shorter prompt, lower max_tokens or raise kv_cache_bytes",
+            field="max_tokens",
+        )
+
+    def _no_room(self, num_blocks: int, watermark: int) -> Overloaded | None:
+        if self._pool.can_allocate(num_blocks + watermark):
+            return None
+        return Overloaded(
+            f"the request needs {num_blocks} blocks and {self._pool.num_free} are free, of which {watermark} "
+            "are kept for running requests",
+            retry_after_s=self._retry_after_s,
+        )
 
     def renew(self, attempt_ids: Iterable[bytes], now: float) -> None:
         """Extends the leases of these attempts to now + ttl_s; unknown attempts are ignored."""

@@ -18,8 +18,11 @@ FINISH_REASONS = {
 }
 
 
-def read_sequence(attempt_id: bytes, sequence: common_pb2.Sequence, limits: Limits) -> Request:
-    """The request a command carries; raises InvalidRequest, naming the field, if the model cannot take it."""
+def read_sequence(attempt_id: bytes, sequence: common_pb2.Sequence, limits: Limits, *, now: float) -> Request:
+    """The request a command carries; raises InvalidRequest, naming the field, if the model cannot take it.
+
+    now: loop time, in seconds.
+    """
     if len(attempt_id) != 16:
         raise InvalidRequest("attempt_id must have 16 bytes", field="attempt_id")
     token_ids = list(sequence.token_ids)
@@ -29,6 +32,7 @@ def read_sequence(attempt_id: bytes, sequence: common_pb2.Sequence, limits: Limi
             field="num_prompt_tokens",
         )
     params = SamplingParams.from_proto(sequence.sampling)
+    params.check_vocab(limits.vocab_size)
     limits.check(token_ids[: sequence.num_prompt_tokens], params.max_tokens)
     if len(token_ids) - sequence.num_prompt_tokens >= params.max_tokens:
         raise InvalidRequest("the request has all its tokens already", field="token_ids")
@@ -36,4 +40,13 @@ def read_sequence(attempt_id: bytes, sequence: common_pb2.Sequence, limits: Limi
         raise InvalidRequest(
             f"token_ids has ids outside the vocabulary of {limits.vocab_size}", field="token_ids"
         )
-    return Request(attempt_id, token_ids, sequence.num_prompt_tokens, params, alone=sequence.alone)
+    return Request(
+        attempt_id,
+        token_ids,
+        sequence.num_prompt_tokens,
+        params,
+        alone=sequence.alone,
+        sample_index=sequence.sample_index,
+        arrived_at=now - sequence.age_ms / 1000,
+        cache_salt=sequence.cache_salt,
+    )

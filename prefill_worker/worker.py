@@ -29,12 +29,13 @@ from baton.telemetry import start_span
 from baton.v1 import common_pb2, prefill_service_pb2
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
 from engine.engine import Engine
+from engine.events import ChunkComputed, Event, RequestFailed, TokenSampled
 from engine.request import Request
-from engine.scheduler import ChunkComputed, Event, RequestFailed, TokenSampled
 from engine.step_loop import StepLoop
 from kvtransfer.contract import FirstToken, Gone, Outcome, TransferTarget
 from kvtransfer.sender import KvSender, KvSource
-from kvtransfer.sequence import FINISH_REASONS, read_sequence
+from kvtransfer.sequence import read_sequence
+from kvtransfer.token_events import write_prompt_logprobs, write_token
 from prefill_worker.attempt import Attempt, RouterSession
 from prefill_worker.credits import CreditChange, CreditTable
 
@@ -132,7 +133,12 @@ class PrefillWorker:
         try:
             if command.attempt_id in self._attempts:
                 raise InternalError("the attempt is here already")
-            request = read_sequence(command.attempt_id, command.sequence, self._limits)
+            request = read_sequence(
+                command.attempt_id,
+                command.sequence,
+                self._limits,
+                now=asyncio.get_running_loop().time(),
+            )
             request.prefill_only = True
             self._engine.scheduler.add(request)
         except BatonError as error:
@@ -191,11 +197,18 @@ class PrefillWorker:
             attempt = self._attempts[event.request.attempt_id]
             match event:
                 case ChunkComputed():
+                    self._send_prompt_logprobs(attempt, event)
                     self._chunk_computed(attempt)
                 case TokenSampled():
+                    self._send_prompt_logprobs(attempt, event)
                     self._token_sampled(attempt, event)
                 case RequestFailed():
                     self._end(attempt, event.error)
+
+    def _send_prompt_logprobs(self, attempt: Attempt, event: ChunkComputed | TokenSampled) -> None:
+        if event.prompt_logprobs is not None:
+            message = write_prompt_logprobs(attempt.attempt_id, event.prompt_logprobs)
+            self._send(attempt.session, PrefillServiceSessionResponse(prompt_logprobs=message))
 
     def _chunk_computed(self, attempt: Attempt) -> None:
         if attempt.ends_with_first_token:
@@ -219,15 +232,7 @@ class PrefillWorker:
         attempt.prefill_s = asyncio.get_running_loop().time() - attempt.arrived_at
         attempt.span.end()
         self._restore_credit(attempt)
-        wants_logprob = request.params.logprobs
-        token = common_pb2.TokenEvent(
-            attempt_id=request.attempt_id,
-            start_index=request.num_output_tokens - 1,
-            token_ids=[event.token_id],
-            logprobs=[event.logprob] if wants_logprob else [],
-            finish_reason=FINISH_REASONS[request.finish_reason],
-        )
-        self._send(attempt.session, PrefillServiceSessionResponse(token=token))
+        self._send(attempt.session, PrefillServiceSessionResponse(token=write_token(event)))
         if request.is_finished:
             self._end(attempt, None)
             return
@@ -235,8 +240,9 @@ class PrefillWorker:
         attempt.first_token.set_result(
             FirstToken(
                 token_id=event.token_id,
-                logprob=event.logprob if wants_logprob else None,
+                logprob=event.logprob if request.params.logprobs else None,
                 start_index=request.num_output_tokens - 1,
+                top=event.top,
             )
         )
 
@@ -302,6 +308,7 @@ class PrefillWorker:
             transfer_ms=1000 * attempt.transfer_s,
             transfer_bytes=attempt.transfer_bytes,
             transfer_tail_ms=1000 * attempt.tail_s,
+            num_cached_tokens=attempt.request.num_cached_tokens,
         )
         if isinstance(error, Cancelled):
             ended.cancelled = True

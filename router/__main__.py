@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from baton.config import load_config
@@ -25,13 +26,25 @@ from router.config import RouterConfig
 from router.dial import decode_dialer, prefill_dialer
 from router.dispatcher import Dispatcher, Ticket
 from router.fleet import Fleet
+from router.grammars import GrammarCheck
 from router.service import InferenceServicer
 from router.text import Text
+
+# Long prompts that are encoded, and grammars that are compiled, at once; the event loop goes on meanwhile.
+TEXT_THREADS = 4
 
 
 async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
     """Serves requests and follows the registry until stop is set."""
     model = ModelDir.open(config.model)
+    with ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text") as threads:
+        offload = partial(asyncio.get_running_loop().run_in_executor, threads)
+        await _serve(config, stop, model, Text(model, offload), await GrammarCheck.of(model, offload))
+
+
+async def _serve(
+    config: RouterConfig, stop: asyncio.Event, model: ModelDir, text: Text, grammars: GrammarCheck
+) -> None:
     rng = random.SystemRandom()
     identity = Identity.draw(config.name, common_pb2.ROLE_ROUTER, model.fingerprint(), rng)
     queue: BucketQueue[Ticket] = BucketQueue(
@@ -51,7 +64,8 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
         inference = InferenceServicer(
             config=config,
             model=model,
-            text=Text(model, asyncio.to_thread),
+            text=text,
+            grammars=grammars,
             queue=queue,
             dispatcher=dispatcher,
             fleet=fleet,

@@ -129,6 +129,9 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
             case "failed":
                 self._deliver(message.failed.attempt_id, message.failed)
                 self._inboxes.pop(message.failed.attempt_id, None)
+            case "preempted":
+                self._deliver(message.preempted.attempt_id, message.preempted)
+                self._inboxes.pop(message.preempted.attempt_id, None)
             case "alone_step":
                 self._deliver(message.alone_step.attempt_id, message.alone_step)
             case "heartbeat":

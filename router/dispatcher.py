@@ -26,22 +26,35 @@ LinkT = TypeVar("LinkT", PrefillLink, DecodeLink)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Where an attempt runs. Credit is spent and blocks are counted until undone or used."""
+    """Where an attempt runs. Credit is spent and blocks are counted until undone or used.
+
+    prefill: None where the decode worker computes the prompt itself.
+    """
 
     attempt_id: bytes
-    prefill: PrefillLink
+    prefill: PrefillLink | None
     cost: int
     decode: DecodeLink
 
+    @property
+    def links(self) -> list[PrefillLink | DecodeLink]:
+        """The workers that take part."""
+        return [self.decode] if self.prefill is None else [self.prefill, self.decode]
+
+    def give_back(self) -> None:
+        """Gives the credit back; for an attempt that never reached the prefill worker. Idempotent."""
+        if self.prefill is not None:
+            self.prefill.give_back(self.attempt_id)
+
     def undo(self) -> None:
-        """Gives the credit back; for an attempt that never reached the prefill worker."""
-        self.prefill.give_back(self.attempt_id)
+        """Ends an attempt that reached nobody."""
+        self.give_back()
         self.decode.detach(self.attempt_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ticket:
-    """An attempt that waits: its prompt and the tokens whose KV it may ever store.
+    """An attempt that waits: its tokens so far and those whose KV it may ever store.
 
     avoid: incarnations of workers that failed this request before; others are preferred.
     """
@@ -51,6 +64,11 @@ class Ticket:
     kv_tokens: int
     avoid: frozenset[int]
     assigned: asyncio.Future[Assignment]
+
+    @property
+    def reserve_tokens(self) -> int:
+        """Tokens that a decode worker reserves for at first: those there are and the next."""
+        return min(self.num_tokens + 1, self.kv_tokens)
 
 
 class Dispatcher:
@@ -109,6 +127,14 @@ class Dispatcher:
                 ticket.assigned.result().undo()
             raise
 
+    def assign_to(self, decode: DecodeLink, attempt_id: bytes, num_tokens: int) -> Assignment | None:
+        """A decode worker that is to compute the prompt itself; None if it has no room now."""
+        if not decode.can_take(num_tokens):
+            return None
+        decode.hold(attempt_id, num_tokens)
+        decode.breaker.placed()
+        return Assignment(attempt_id=attempt_id, prefill=None, cost=0, decode=decode)
+
     def kick(self) -> None:
         """Assigns whatever fits now. To be called whenever capacity may have changed."""
         if self._fleet is None:
@@ -147,7 +173,7 @@ class Dispatcher:
         prefill, decode = self._prefill_for(ticket), self._decode_for(ticket)
         assert prefill is not None
         assert decode is not None
-        decode.hold(ticket.attempt_id, ticket.kv_tokens)
+        decode.hold(ticket.attempt_id, ticket.reserve_tokens)
         cost = prefill.take(ticket.attempt_id, ticket.num_tokens)
         prefill.breaker.placed()
         decode.breaker.placed()
@@ -174,7 +200,7 @@ class Dispatcher:
     def _decode_for(self, ticket: Ticket) -> DecodeLink | None:
         assert self._fleet is not None
         trusted = _trusted(self._fleet.decode_links())
-        able = [link for link in trusted if link.can_take(ticket.kv_tokens)]
+        able = [link for link in trusted if link.can_take(ticket.reserve_tokens)]
         return max(
             able,
             key=lambda link: (_is_other(link, ticket), link.num_free_blocks, -link.num_attempts),

@@ -24,6 +24,8 @@ Event = (
     | decode_service_pb2.ReserveResult
     | decode_service_pb2.LeaseOutcome
     | decode_service_pb2.DecodeFailed
+    | decode_service_pb2.Preempted
+    | common_pb2.PromptLogprobs
     | LinkLost
 )
 

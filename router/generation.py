@@ -31,9 +31,11 @@ from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest
 from router.config import RouterConfig
+from router.decode_link import DecodeLink
 from router.dispatcher import Assignment, Dispatcher
 from router.events import Event, Inbox, LinkLost
 from router.fleet import Fleet
+from router.prefill_link import PrefillLink
 from router.request import GenerationRequest
 from router.suspicion import Suspicion
 from router.timeline import Timeline
@@ -49,8 +51,12 @@ LONGEST_PAUSE_S = 0.2
 class _Legs:
     """How far one attempt is: the prefill worker is done with it; its KV is committed."""
 
-    prefill_done: bool = False
+    prefill_done: bool
     committed: bool = False
+
+
+class _GaveWay(Exception):
+    """The decode worker gave the request's blocks to older ones; nobody is at fault."""
 
 
 class Generation:
@@ -60,6 +66,11 @@ class Generation:
     stream: where tokens go.
     span: parent of every span of this request.
     rng: source of attempt ids.
+    beside: a decode worker that has the prompt's KV; the first attempt goes there, without a prefill
+        worker, if there is room.
+
+    committed: done once KV was committed, with the worker that has it, or with None once the request
+        has ended without.
     """
 
     def __init__(
@@ -74,8 +85,10 @@ class Generation:
         timeline: Timeline,
         span: Span,
         rng: random.Random,
+        beside: DecodeLink | None = None,
     ) -> None:
         self.request = request
+        self.committed: asyncio.Future[DecodeLink | None] = asyncio.get_running_loop().create_future()
         self.token_ids = list(request.output_token_ids)
         self.finish_reason = request.finish_reason
         self._config = config
@@ -88,6 +101,7 @@ class Generation:
         self._rng = rng
         self._avoid: set[int] = set()
         self._suspicion = Suspicion(fleet)
+        self._beside = beside
 
     async def run(self) -> None:
         """Runs to the last token; raises the error the client is to see."""
@@ -104,6 +118,7 @@ class Generation:
             ) from None
         finally:
             self._stream.end()
+            self._commit_known(None)
 
     async def _run_attempts(self) -> None:
         while True:
@@ -111,6 +126,9 @@ class Generation:
                 await self._attempt()
                 self._dispatcher.retries.succeeded()
                 return
+            except _GaveWay:
+                # Back to its old place in line; its worker keeps what it can of its KV.
+                self._timeline.num_preemptions += 1
             except Overloaded as refusal:
                 if not self._timeline.was_dispatched:
                     raise
@@ -137,7 +155,8 @@ class Generation:
         assignment = await self._queue(inbox.attempt_id)
         with self._held(assignment, inbox), self._judging(assignment):
             lease = await self._reserve(assignment, inbox)
-            self._send_prefill(assignment, inbox, lease)
+            if assignment.prefill is not None:
+                self._send_prefill(assignment.prefill, assignment, inbox, lease)
             await self._follow(assignment, inbox)
 
     async def _queue(self, attempt_id: bytes) -> Assignment:
@@ -145,8 +164,10 @@ class Generation:
         span = start_span(
             "QUEUED", parent=self._span.traceparent, attributes={"baton.num_tokens": num_tokens}
         )
+        beside, self._beside = self._beside, None
         try:
-            assignment = await self._dispatcher.assign(
+            assignment = beside and self._dispatcher.assign_to(beside, attempt_id, num_tokens + 1)
+            assignment = assignment or await self._dispatcher.assign(
                 attempt_id,
                 num_tokens,
                 self._kv_tokens,
@@ -159,7 +180,8 @@ class Generation:
             raise
         finally:
             span.end()
-        self._timeline.dispatched(assignment.prefill.name, assignment.decode.name)
+        computes = assignment.prefill or assignment.decode
+        self._timeline.dispatched(computes.name, assignment.decode.name)
         return assignment
 
     @contextmanager
@@ -169,7 +191,7 @@ class Generation:
         A failure counts against both workers: which of the two it was shows in their next attempts, with
         others. Errors of the request or its client count against nobody.
         """
-        links = (assignment.prefill, assignment.decode)
+        links = assignment.links
         try:
             yield
         except Unavailable:
@@ -192,20 +214,22 @@ class Generation:
             yield
         finally:
             inbox.close()
-            assignment.prefill.detach(inbox.attempt_id)
-            assignment.decode.detach(inbox.attempt_id)
+            for link in assignment.links:
+                link.detach(inbox.attempt_id)
 
     async def _reserve(self, assignment: Assignment, inbox: Inbox) -> decode_service_pb2.Lease:
         try:
             assignment.decode.attach(inbox)
             command = decode_service_pb2.ReserveCommand(
-                attempt_id=inbox.attempt_id, sequence=self._sequence()
+                attempt_id=inbox.attempt_id,
+                sequence=self._sequence(),
+                compute_locally=assignment.prefill is None,
             )
             assignment.decode.send(DecodeServiceSessionRequest(reserve=command))
             lease = await self._answer(assignment, inbox)
         except BaseException:
             # Whatever went wrong, the prefill worker was never told: its credit is ours again.
-            assignment.prefill.give_back(inbox.attempt_id)
+            assignment.give_back()
             raise
         self._timeline.reserved()
         return lease
@@ -226,7 +250,9 @@ class Generation:
             case _:
                 raise InternalError(f"{assignment.decode.name} answered a reservation out of turn")
 
-    def _send_prefill(self, assignment: Assignment, inbox: Inbox, lease: decode_service_pb2.Lease) -> None:
+    def _send_prefill(
+        self, prefill: PrefillLink, assignment: Assignment, inbox: Inbox, lease: decode_service_pb2.Lease
+    ) -> None:
         decode = assignment.decode
         target = prefill_service_pb2.TransferTarget(
             lease_id=lease.lease_id,
@@ -241,16 +267,18 @@ class Generation:
             target=target,
             cost_tokens=assignment.cost,
         )
-        assignment.prefill.attach(inbox)
-        assignment.prefill.send(PrefillServiceSessionRequest(prefill=command))
+        prefill.attach(inbox)
+        prefill.send(PrefillServiceSessionRequest(prefill=command))
 
     async def _follow(self, assignment: Assignment, inbox: Inbox) -> None:
         """Handles events until both legs are done; raises what ends the attempt."""
-        legs = _Legs()
+        legs = _Legs(prefill_done=assignment.prefill is None)
         while not (self.finish_reason and legs.prefill_done):
             match await inbox.get():
                 case common_pb2.TokenEvent() as event:
                     self._deliver(event)
+                case common_pb2.PromptLogprobs() as event:
+                    self._stream.push_prompt_logprobs(event)
                 case common_pb2.AloneStep() as event:
                     self._suspicion.runs_alone = not event.ended
                 case prefill_service_pb2.PrefillEnded() as event:
@@ -264,7 +292,7 @@ class Generation:
                     self._decode_said(event, assignment, legs)
 
     def _prefill_lost(self, lost: LinkLost, assignment: Assignment, inbox: Inbox, legs: _Legs) -> None:
-        if not legs.prefill_done and not self.finish_reason:
+        if assignment.prefill is not None and not legs.prefill_done and not self.finish_reason:
             self._suspicion.lost(assignment.prefill.info.incarnation)
         legs.prefill_done = True
         if not legs.committed and not self.finish_reason:
@@ -278,12 +306,19 @@ class Generation:
                     reason = common_pb2.GoneReason.Name(event.gone).removeprefix("GONE_REASON_")
                     raise KvTransferFailed(f"the lease at {assignment.decode.name} is gone: {reason}")
                 legs.committed = True
+                self._commit_known(assignment.decode)
             case decode_service_pb2.DecodeFailed():
                 raise from_failure(event.failure)
+            case decode_service_pb2.Preempted():
+                raise _GaveWay
             case LinkLost():
                 if legs.committed:
                     self._suspicion.lost(assignment.decode.info.incarnation)
                 raise event.error
+
+    def _commit_known(self, decode: DecodeLink | None) -> None:
+        if not self.committed.done():
+            self.committed.set_result(decode)
 
     def _prefill_failed(self, assignment: Assignment, inbox: Inbox, error: BatonError) -> None:
         """Before the commit is known of, only the decode worker can tell whether it happened."""
@@ -304,7 +339,7 @@ class Generation:
             return
         self.token_ids += token_ids
         self._timeline.tokens_arrived(len(token_ids))
-        self._stream.push(token_ids, list(event.logprobs)[known:])
+        self._stream.push(token_ids, list(event.logprobs)[known:], list(event.top_logprobs)[known:])
         self.finish_reason = event.finish_reason
 
     @property
@@ -322,10 +357,10 @@ class Generation:
             )
 
     def _sequence(self) -> common_pb2.Sequence:
-        deadline_at = self.request.deadline_at
-        remaining_ms = 0
-        if deadline_at is not None:
-            remaining_ms = max(1, round(1000 * (deadline_at - asyncio.get_running_loop().time())))
-        sequence = self.request.sequence(self.token_ids, remaining_ms, self._span.traceparent)
+        now = asyncio.get_running_loop().time()
+        sequence = self.request.sequence(self.token_ids, now=now, traceparent=self._span.traceparent)
         sequence.alone = self._suspicion.wants_alone
+        if self._stream.num_prompt_tokens >= sequence.num_prompt_tokens:
+            # The client has them; asking again would keep the prefix cache out of it.
+            sequence.sampling.ClearField("prompt_logprobs")
         return sequence

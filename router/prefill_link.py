@@ -116,6 +116,8 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
             case "credit_reclaim":
                 self._share = message.credit_reclaim.share_tokens
                 self._return_credit(message.credit_reclaim.tokens)
+            case "prompt_logprobs":
+                self._deliver(message.prompt_logprobs.attempt_id, message.prompt_logprobs)
             case "alone_step":
                 self._deliver(message.alone_step.attempt_id, message.alone_step)
             case "heartbeat":

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from baton.errors import InvalidRequest, UnknownModel
 from baton.limits import Limits
-from baton.sampling import SamplingParams
-from baton.v1 import common_pb2, inference_service_pb2
+from baton.prefix_keys import tenant_salt
+from baton.sampling import Grammar, SamplingParams
+from baton.v1 import common_pb2
+from baton.v1.inference_service_pb2 import GenerateRequest, PartialAnswer
+from router.answer_text import TextOptions
+from router.grammars import GrammarCheck
+from router.stops import StopAutomaton
 from router.text import Text
 
 MAX_REQUEST_ID_CHARS = 128
+MAX_ANSWERS = 16
 ROLES = frozenset({"system", "user", "assistant"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A validated request.
+    """A validated request for one of the answers to a prompt.
 
     prompt_token_ids: the prompt.
     output_token_ids: tokens of the answer that the client has already.
@@ -27,6 +34,9 @@ class GenerationRequest:
     deadline_at: loop time by which it must end, in seconds, or None.
     arrived_at: loop time of its arrival, in seconds.
     traceparent: W3C header of the caller's span, or "".
+    sample_index: which of the answers this is; part of the key of the random numbers.
+    cache_salt: key of the prefix keys.
+    num_delivered_chars: length of the text that the client has of it, in code points.
     """
 
     request_id: str
@@ -37,11 +47,16 @@ class GenerationRequest:
     arrived_at: float
     traceparent: str = ""
     finish_reason: common_pb2.FinishReason.ValueType = common_pb2.FINISH_REASON_UNSPECIFIED
+    sample_index: int = 0
+    cache_salt: bytes = b""
+    num_delivered_chars: int = 0
 
-    def sequence(
-        self, output_token_ids: list[int], remaining_ms: int, traceparent: str
-    ) -> common_pb2.Sequence:
-        """The request as workers see it, with the tokens generated so far."""
+    def sequence(self, output_token_ids: list[int], *, now: float, traceparent: str) -> common_pb2.Sequence:
+        """The request as workers see it at loop time `now`, with the tokens generated so far."""
+        remaining_ms = 0
+        if self.deadline_at is not None:
+            # 0 would mean that there is none.
+            remaining_ms = max(1, round(1000 * (self.deadline_at - now)))
         return common_pb2.Sequence(
             request_id=self.request_id,
             token_ids=[*self.prompt_token_ids, *output_token_ids],
@@ -49,7 +64,27 @@ class GenerationRequest:
             sampling=self.params.to_proto(),
             traceparent=traceparent,
             remaining_ms=remaining_ms,
+            sample_index=self.sample_index,
+            cache_salt=self.cache_salt,
+            age_ms=max(0, round(1000 * (now - self.arrived_at))),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRequest:
+    """A client's whole request: the answers it wants to one prompt, and their text.
+
+    answers: one request per answer, by index.
+    text: what it says about their text.
+    """
+
+    answers: tuple[GenerationRequest, ...]
+    text: TextOptions = field(default_factory=TextOptions)
+
+    @property
+    def first(self) -> GenerationRequest:
+        """The first answer's; what is the same for all of them is read here."""
+        return self.answers[0]
 
 
 class RequestReader:
@@ -61,6 +96,8 @@ class RequestReader:
     eos_token_ids: its own end-of-sequence ids.
     default_max_tokens: for requests that name none.
     rng: source of seeds and request ids.
+    grammars: checks those of requests.
+    identity: of the tenant whose requests these are; cached KV is shared inside it only.
     """
 
     def __init__(
@@ -72,6 +109,8 @@ class RequestReader:
         eos_token_ids: tuple[int, ...],
         default_max_tokens: int,
         rng: random.Random,
+        grammars: GrammarCheck,
+        identity: str = "",
     ) -> None:
         self._model = model
         self._text = text
@@ -79,16 +118,37 @@ class RequestReader:
         self._eos_token_ids = eos_token_ids
         self._default_max_tokens = default_max_tokens
         self._rng = rng
+        self._grammars = grammars
+        self._cache_salt = tenant_salt(identity)
 
     async def read(
         self,
-        proto: inference_service_pb2.GenerateRequest,
+        proto: GenerateRequest,
         *,
         arrived_at: float,
         deadline_at: float | None,
         traceparent: str,
-    ) -> GenerationRequest:
+    ) -> PromptRequest:
         """The validated request; raises InvalidRequest or UnknownModel, naming the field."""
+        self._check_names(proto)
+        text = _text_options(proto)
+        prompt_token_ids = await self._prompt(proto)
+        params = self._params(proto, len(prompt_token_ids))
+        self._limits.check(prompt_token_ids, params.max_tokens)
+        self._check_ids(params)
+        first = GenerationRequest(
+            request_id=proto.request_id or f"req-{self._rng.getrandbits(64):016x}",
+            prompt_token_ids=prompt_token_ids,
+            output_token_ids=[],
+            params=params,
+            deadline_at=deadline_at,
+            arrived_at=arrived_at,
+            traceparent=traceparent,
+            cache_salt=self._cache_salt,
+        )
+        return PromptRequest(answers=await self._checked(self._answers(proto, first)), text=text)
+
+    def _check_names(self, proto: GenerateRequest) -> None:
         if proto.model not in ("", self._model):
             raise UnknownModel(
                 f"model {proto.model!r} is not served here; this cluster serves {self._model!r}",
@@ -98,23 +158,8 @@ class RequestReader:
             raise InvalidRequest(
                 f"request_id must be at most {MAX_REQUEST_ID_CHARS} printable characters", field="request_id"
             )
-        prompt_token_ids = await self._prompt(proto)
-        params = self._params(proto, len(prompt_token_ids))
-        self._limits.check(prompt_token_ids, params.max_tokens)
-        self._check_resume(proto, params)
-        self._check_stop_ids(params)
-        return GenerationRequest(
-            request_id=proto.request_id or f"req-{self._rng.getrandbits(64):016x}",
-            prompt_token_ids=prompt_token_ids,
-            output_token_ids=list(proto.output_token_ids),
-            params=params,
-            deadline_at=deadline_at,
-            arrived_at=arrived_at,
-            traceparent=traceparent,
-            finish_reason=self._finish_reason(proto.output_token_ids, params),
-        )
 
-    async def _prompt(self, proto: inference_service_pb2.GenerateRequest) -> list[int]:
+    async def _prompt(self, proto: GenerateRequest) -> list[int]:
         given = [name for name in ("text", "chat", "token_ids") if proto.HasField(name)]
         if len(given) != 1:
             raise InvalidRequest(
@@ -122,50 +167,98 @@ class RequestReader:
                 "token_ids",
                 field="prompt",
             )
+        keep = self._num_kept(proto)
         if proto.HasField("token_ids"):
+            ids = proto.token_ids.ids
             # Before they are copied: there may be millions of them.
-            self._limits.check_length(len(proto.token_ids.ids))
-            return list(proto.token_ids.ids)
+            self._limits.check_length(min(len(ids), keep or len(ids)))
+            return list(ids[-keep:])
         if proto.HasField("text"):
-            return await self._text.encode(proto.text, self._limits.max_model_len)
+            return (await self._text.encode(proto.text, self._limits.max_model_len))[-keep:]
         messages = [{"role": m.role, "content": m.content} for m in proto.chat.messages]
         unknown = {message["role"] for message in messages} - ROLES
         if unknown:
             raise InvalidRequest(
                 f"role {min(unknown)!r} is unknown; allowed: {', '.join(sorted(ROLES))}", field="chat"
             )
-        return await self._text.encode_chat(messages, self._limits.max_model_len)
+        return (await self._text.encode_chat(messages, self._limits.max_model_len))[-keep:]
 
-    def _params(self, proto: inference_service_pb2.GenerateRequest, num_prompt_tokens: int) -> SamplingParams:
+    def _num_kept(self, proto: GenerateRequest) -> int:
+        """How many of the prompt's last tokens to keep; 0 keeps all, as a slice from -0 does."""
+        if not proto.HasField("truncate_prompt_tokens"):
+            return 0
+        keep, most = proto.truncate_prompt_tokens, self._limits.max_model_len - 1
+        if not 1 <= keep <= most:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens is {keep}; it must be between 1 and {most}",
+                field="truncate_prompt_tokens",
+            )
+        return keep
+
+    def _params(self, proto: GenerateRequest, num_prompt_tokens: int) -> SamplingParams:
         room = max(1, self._limits.max_output_tokens(num_prompt_tokens))
+        default = min(self._default_max_tokens, room)
         given = {
-            name: getattr(proto, name)
-            for name in ("temperature", "top_k", "top_p", "min_p")
-            if proto.HasField(name)
+            field.name: _PARAMETERS[field.name](value)
+            for field, value in proto.ListFields()
+            if field.name in _PARAMETERS
         }
         return SamplingParams(
             **given,
             seed=proto.seed if proto.HasField("seed") else self._rng.getrandbits(64),
-            max_tokens=proto.max_tokens
-            if proto.HasField("max_tokens")
-            else min(self._default_max_tokens, room),
-            stop_token_ids=tuple(proto.stop_token_ids),
-            ignore_eos=proto.ignore_eos,
-            logprobs=proto.logprobs,
+            max_tokens=proto.max_tokens if proto.HasField("max_tokens") else default,
         )
 
-    def _check_resume(self, proto: inference_service_pb2.GenerateRequest, params: SamplingParams) -> None:
-        output_token_ids = proto.output_token_ids
-        if not output_token_ids:
-            return
-        if len(output_token_ids) > params.max_tokens or max(output_token_ids) >= self._limits.vocab_size:
-            raise InvalidRequest(
-                f"output_token_ids has {len(output_token_ids)} tokens; it can have max_tokens "
-                f"({params.max_tokens}) at most, all inside the vocabulary of {self._limits.vocab_size}",
-                field="output_token_ids",
-            )
-        if not proto.HasField("seed"):
+    def _answers(self, proto: GenerateRequest, first: GenerationRequest) -> tuple[GenerationRequest, ...]:
+        n = proto.n if proto.HasField("n") else 1
+        if not 1 <= n <= MAX_ANSWERS:
+            raise InvalidRequest(f"n is {n}; it must be between 1 and {MAX_ANSWERS}", field="n")
+        known = self._partial_answers(proto, n)
+        # The prompt is the same for all, and so are its log-probabilities.
+        others = replace(first, params=replace(first.params, prompt_logprobs=None))
+        plain = (first, *(replace(others, sample_index=index) for index in range(1, n)))
+        return tuple(self._resumed(answer, known.get(answer.sample_index)) for answer in plain)
+
+    async def _checked(self, answers: tuple[GenerationRequest, ...]) -> tuple[GenerationRequest, ...]:
+        """The same answers, with an end for those that are complete by their grammar."""
+        grammar = answers[0].params.grammar
+        if grammar is None:
+            return answers
+        completes = await self._grammars.completes(grammar, [answer.output_token_ids for answer in answers])
+        stop = common_pb2.FINISH_REASON_STOP
+        return tuple(
+            replace(answer, finish_reason=stop) if is_complete else answer
+            for answer, is_complete in zip(answers, completes, strict=True)
+        )
+
+    def _partial_answers(self, proto: GenerateRequest, n: int) -> Mapping[int, PartialAnswer]:
+        known = {answer.index: answer for answer in proto.partial_answers}
+        if known and not proto.HasField("seed"):
             raise InvalidRequest("an answer can only go on with the seed it began with", field="seed")
+        if len(known) != len(proto.partial_answers) or not known.keys() <= set(range(n)):
+            raise InvalidRequest(
+                f"partial_answers must name each answer once, with an index below n ({n})",
+                field="partial_answers",
+            )
+        return known
+
+    def _resumed(self, request: GenerationRequest, known: PartialAnswer | None) -> GenerationRequest:
+        if known is None:
+            return request
+        most = request.params.max_tokens
+        if len(known.token_ids) > most:
+            raise InvalidRequest(
+                f"partial_answers has {len(known.token_ids)} tokens of an answer; it can have max_tokens "
+                f"({most}) at most",
+                field="partial_answers",
+            )
+        self._check_vocabulary("partial_answers", known.token_ids)
+        return replace(
+            request,
+            output_token_ids=list(known.token_ids),
+            num_delivered_chars=known.num_chars,
+            finish_reason=known.finish_reason or self._finish_reason(known.token_ids, request.params),
+        )
 
     def _finish_reason(
         self, output_token_ids: Sequence[int], params: SamplingParams
@@ -178,9 +271,58 @@ class RequestReader:
             return common_pb2.FINISH_REASON_LENGTH
         return common_pb2.FINISH_REASON_UNSPECIFIED
 
-    def _check_stop_ids(self, params: SamplingParams) -> None:
-        if any(token_id >= self._limits.vocab_size for token_id in params.stop_token_ids):
-            raise InvalidRequest(
-                f"stop_token_ids has ids outside the vocabulary of {self._limits.vocab_size}",
-                field="stop_token_ids",
-            )
+    def _check_ids(self, params: SamplingParams) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            self._check_vocabulary(name, getattr(params, name))
+        self._check_vocabulary("logit_bias", [token_id for token_id, _ in params.logit_bias])
+        size = self._limits.vocab_size
+        for name in ("top_logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > size:
+                raise InvalidRequest(f"{name} is more than the vocabulary has ({size})", field=name)
+
+    def _check_vocabulary(self, field: str, token_ids: Iterable[int]) -> None:
+        size = self._limits.vocab_size
+        if max(token_ids, default=0) >= size:
+            raise InvalidRequest(f"{field} has ids outside the vocabulary of {size}", field=field)
+
+
+def _text_options(proto: GenerateRequest) -> TextOptions:
+    return TextOptions(
+        stops=StopAutomaton(proto.stop) if proto.stop else None,
+        include_stop=proto.include_stop_in_text,
+        skip_special_tokens=proto.skip_special_tokens if proto.HasField("skip_special_tokens") else True,
+    )
+
+
+def _bias(proto: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted(proto.items()))
+
+
+def _grammar(proto: common_pb2.Grammar) -> Grammar:
+    grammar = Grammar.from_proto(proto)
+    if grammar is None:
+        raise InvalidRequest(
+            "grammar is empty; set one of json_schema, regex, lark and choices", field="grammar"
+        )
+    return grammar
+
+
+# How a field of GenerateRequest, where it is set, becomes the sampling parameter of that name.
+_PARAMETERS: Mapping[str, Callable[[Any], Any]] = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "logit_bias": _bias,
+    "allowed_token_ids": tuple,
+    "min_tokens": int,
+    "stop_token_ids": tuple,
+    "ignore_eos": bool,
+    "logprobs": bool,
+    "top_logprobs": int,
+    "prompt_logprobs": int,
+    "grammar": _grammar,
+}

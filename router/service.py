@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import grpc
@@ -12,16 +13,21 @@ import grpc
 from baton.errors import BatonError, Unavailable
 from baton.models import ModelDir
 from baton.telemetry import ROOT_SPAN, Span, start_span
-from baton.v1 import inference_service_pb2
+from baton.v1 import common_pb2, inference_service_pb2
 from baton.v1.inference_service_pb2 import GenerateRequest, GenerateResponse
 from baton.v1.inference_service_pb2_grpc import InferenceServiceServicer
+from router.answer import Answer, Write
+from router.answer_text import AnswerText
 from router.buckets import BucketQueue
 from router.config import RouterConfig
+from router.decode_link import DecodeLink
 from router.dispatcher import Dispatcher, Ticket
+from router.fanout import Fanout
 from router.fleet import Fleet
 from router.generation import Generation
-from router.request import GenerationRequest, RequestReader
-from router.text import Text, TextStream
+from router.grammars import GrammarCheck
+from router.request import GenerationRequest, PromptRequest, RequestReader
+from router.text import Text
 from router.timeline import Timeline
 from router.token_stream import TokenStream
 
@@ -32,7 +38,7 @@ ResultT = TypeVar("ResultT")
 class InferenceServicer(InferenceServiceServicer):
     """Serves one model.
 
-    Every request is one Generation; `num_requests` counts those in flight.
+    Every answer is one Generation; `num_requests` counts the requests in flight.
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class InferenceServicer(InferenceServiceServicer):
         config: RouterConfig,
         model: ModelDir,
         text: Text,
+        grammars: GrammarCheck,
         queue: BucketQueue[Ticket],
         dispatcher: Dispatcher,
         fleet: Fleet,
@@ -61,6 +68,7 @@ class InferenceServicer(InferenceServiceServicer):
             eos_token_ids=model.eos_token_ids,
             default_max_tokens=config.default_max_tokens,
             rng=rng,
+            grammars=grammars,
         )
 
     # A coroutine that writes, not a generator, so that each write has its timeout.
@@ -79,7 +87,7 @@ class InferenceServicer(InferenceServiceServicer):
                 deadline_at=None if remaining_s is None else arrived_at + remaining_s,
                 traceparent=span.traceparent,
             )
-            span.set(**{"baton.request_id": validated.request_id})
+            span.set(**{"baton.request_id": validated.first.request_id})
             await self._answer(validated, span, context)
         except BatonError as error:
             span.fail(error)
@@ -100,9 +108,35 @@ class InferenceServicer(InferenceServiceServicer):
         )
         return inference_service_pb2.ListModelsResponse(models=[model])
 
-    async def _answer(self, request: GenerationRequest, span: Span, context: Context) -> None:
-        started = inference_service_pb2.Started(request_id=request.request_id, seed=request.params.seed)
-        await self._write(context, GenerateResponse(started=started))
+    async def _answer(self, request: PromptRequest, span: Span, context: Context) -> None:
+        # The answers share one stream to the client, which takes one message at a time.
+        turn = asyncio.Lock()
+
+        async def write(response: GenerateResponse) -> None:
+            async with turn:
+                await self._write(context, response)
+
+        first = request.first
+        started = inference_service_pb2.Started(
+            request_id=first.request_id,
+            seed=first.params.seed,
+            num_prompt_tokens=len(first.prompt_token_ids),
+        )
+        await write(GenerateResponse(started=started))
+        answers: list[Answer] = []
+
+        def make(index: int, beside: DecodeLink | None) -> Answer:
+            answers.append(self._one(request, index, beside, span, write))
+            return answers[-1]
+
+        await Fanout(len(request.answers), make).run()
+        await write(GenerateResponse(summary=self._summary(first, answers)))
+
+    def _one(
+        self, prompt: PromptRequest, index: int, beside: DecodeLink | None, span: Span, write: Write
+    ) -> Answer:
+        """One of the answers, ready to run."""
+        request, text = self._replayed(prompt, index)
         stream = TokenStream(len(request.output_token_ids))
         bucket = self._queue.labels[self._queue.bucket(len(request.prompt_token_ids))]
         timeline = Timeline(request.arrived_at, bucket)
@@ -116,41 +150,23 @@ class InferenceServicer(InferenceServiceServicer):
             timeline=timeline,
             span=span,
             rng=self._rng,
+            beside=beside,
         )
-        task = asyncio.create_task(generation.run(), name=f"generation-{request.request_id}")
-        try:
-            await self._relay(stream, request.output_token_ids, context)
-            await task
-            summary = self._summary(generation, timeline)
-            await self._write(context, GenerateResponse(summary=summary))
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                # Where the client left first, nobody else asks how the generation ended.
-                task.exception()
+        return Answer(generation, stream, timeline, text, write)
 
-    async def _relay(self, stream: TokenStream, delivered: list[int], context: Context) -> None:
-        text = self._text.stream()
-        # The client has the text of what it has the tokens of.
-        text.push(delivered)
-        num_tokens = len(delivered)
-        while (tokens := await stream.next()) is not None:
-            num_tokens = tokens.start_index + len(tokens.token_ids)
-            chunk = inference_service_pb2.Chunk(
-                start_index=tokens.start_index,
-                token_ids=tokens.token_ids,
-                text=text.push(tokens.token_ids),
-                logprobs=tokens.logprobs,
-            )
-            await self._write(context, GenerateResponse(chunk=chunk))
-        await self._write_rest(text, num_tokens, context)
-
-    async def _write_rest(self, text: TextStream, num_tokens: int, context: Context) -> None:
-        rest = text.flush()
-        if rest:
-            chunk = inference_service_pb2.Chunk(start_index=num_tokens, text=rest)
-            await self._write(context, GenerateResponse(chunk=chunk))
+    def _replayed(self, prompt: PromptRequest, index: int) -> tuple[GenerationRequest, AnswerText]:
+        """The request for one answer, and its text up to where the client has it."""
+        request, options = prompt.answers[index], prompt.text
+        text = AnswerText(
+            self._text.stream(skip_special_tokens=options.skip_special_tokens),
+            options,
+            min_tokens=request.params.min_tokens,
+            num_delivered_chars=request.num_delivered_chars,
+        )
+        text.replay(request.output_token_ids)
+        if text.matched_stop:
+            request = replace(request, finish_reason=common_pb2.FINISH_REASON_STOP)
+        return request, text
 
     async def _write(self, context: Context, response: GenerateResponse) -> None:
         await within(
@@ -159,16 +175,22 @@ class InferenceServicer(InferenceServiceServicer):
             f"the client has read nothing for {self._config.write_timeout_s:g} s",
         )
 
-    def _summary(self, generation: Generation, timeline: Timeline) -> inference_service_pb2.Summary:
-        request = generation.request
+    def _summary(
+        self, request: GenerationRequest, answers: Sequence[Answer]
+    ) -> inference_service_pb2.Summary:
+        choices = [answer.choice() for answer in answers]
+        timings = answers[0].timeline.timings()
+        timings.total_ms = max(answer.timeline.timings().total_ms for answer in answers)
+        num_prompt_tokens = len(request.prompt_token_ids)
         return inference_service_pb2.Summary(
             request_id=request.request_id,
             model=self._model.name,
-            finish_reason=generation.finish_reason,
-            num_prompt_tokens=len(request.prompt_token_ids),
-            num_output_tokens=len(generation.token_ids),
+            choices=choices,
+            num_prompt_tokens=num_prompt_tokens,
+            num_output_tokens=sum(choice.num_output_tokens for choice in choices),
             seed=request.params.seed,
-            timings=timeline.timings(),
+            timings=timings,
+            num_cached_tokens=min(num_prompt_tokens, answers[0].timeline.num_cached_tokens),
         )
 
 

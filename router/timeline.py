@@ -15,6 +15,8 @@ class Timeline:
 
     def __init__(self, arrived_at: float, bucket: str) -> None:
         self.num_attempts = 1
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
         self._arrived_at = arrived_at
         self._timings = inference_service_pb2.Timings(bucket=bucket)
         self._dispatched_at: float | None = None
@@ -42,6 +44,7 @@ class Timeline:
 
     def prefill_ended(self, event: prefill_service_pb2.PrefillEnded) -> None:
         """The prefill worker reported its part."""
+        self.num_cached_tokens = event.num_cached_tokens
         self._timings.prefill_ms = event.prefill_ms
         self._timings.transfer_ms = event.transfer_ms
         self._timings.transfer_bytes = event.transfer_bytes

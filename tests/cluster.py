@@ -24,7 +24,7 @@ from engine.kv_cache import CacheShape, KVCache
 from engine.scheduler import Scheduler
 from kvtransfer.sender import KvSender, SenderConfig
 from prefill_worker.worker import PrefillWorker
-from tests.fakes import FINGERPRINT, VOCAB, HashRunner, KvNetwork, expected_answer, until
+from tests.fakes import FINGERPRINT, VOCAB, GatedRunner, KvNetwork, expected_answer, until
 from tests.router.stage import NOTHING, Run, Stage, staged
 
 LIMITS = Limits(max_model_len=10_000, vocab_size=10_000)
@@ -36,7 +36,7 @@ torch.set_num_threads(1)
 def make_engine(
     num_blocks: int = 64, *, block_size: int = 4, layout: str = "HND", dtype: torch.dtype = torch.float32
 ) -> Engine:
-    """A tiny real cache, pool and scheduler behind a HashRunner."""
+    """A tiny real cache, pool and scheduler behind a GatedRunner."""
     shape = CacheShape(
         num_blocks=num_blocks,
         num_layers=2,
@@ -47,12 +47,10 @@ def make_engine(
         layout=layout,
     )
     cache = KVCache(shape)
-    # Not a value that any token has: a block that was never written shows.
-    cache.logical.fill_(77)
     pool = BlockPool(num_blocks, block_size)
     config = EngineConfig(block_size=block_size, max_batch_tokens=64, chunk_tokens=16, max_running=32)
     scheduler = Scheduler(pool, LIMITS, config=config, eos_token_ids=())
-    runner: Any = HashRunner(cache)
+    runner: Any = GatedRunner(cache)
     return Engine(runner=runner, cache=cache, pool=pool, scheduler=scheduler)
 
 

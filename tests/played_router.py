@@ -18,7 +18,7 @@ DecodeDown = decode_service_pb2.DecodeServiceSessionRequest
 
 
 def sequence(prompt: Sequence[int], outputs: Sequence[int] = (), **fields: Any) -> common_pb2.Sequence:
-    remaining_ms = fields.pop("remaining_ms", 0)
+    remaining_ms, age_ms = fields.pop("remaining_ms", 0), fields.pop("age_ms", 0)
     params = SamplingParams(temperature=0, **({"max_tokens": 5} | fields))
     return common_pb2.Sequence(
         request_id="r",
@@ -26,6 +26,7 @@ def sequence(prompt: Sequence[int], outputs: Sequence[int] = (), **fields: Any) 
         num_prompt_tokens=len(prompt),
         sampling=params.to_proto(),
         remaining_ms=remaining_ms,
+        age_ms=age_ms,
     )
 
 
@@ -39,15 +40,18 @@ class PlayedRouter:
     def send(self, **message: Any) -> None:
         self.session.send(self._down(**message))
 
-    async def next(self, kind: str) -> Any:
-        """The next message, heartbeats left out, which must be of that kind."""
+    async def any(self) -> Any:
+        """The next message, heartbeats left out."""
         async with asyncio.timeout(GUARD_S):
             while True:
                 message = await anext(self._incoming)
-                found = message.WhichOneof("message")
-                if found != "heartbeat":
-                    break
-        assert found == kind, message
+                if message.WhichOneof("message") != "heartbeat":
+                    return message
+
+    async def next(self, kind: str) -> Any:
+        """The next message, heartbeats left out, which must be of that kind."""
+        message = await self.any()
+        assert message.WhichOneof("message") == kind, message
         return getattr(message, kind)
 
     async def heartbeat(self) -> Any:

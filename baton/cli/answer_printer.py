@@ -1,20 +1,33 @@
-"""Shows one answer: its text as it arrives, then how it went. Knows nothing of how it was asked for."""
+"""Shows answers: one as it arrives, several as they end, then how it went. Knows nothing of how they
+were asked for."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
-from collections.abc import AsyncIterable
 
-from baton.answer import Chunk, Summary, Timings
+from baton.answer import Summary, Timings
 from baton.errors import BatonError
 from baton.generation import Generation
 
 
-async def print_answer(generation: Generation) -> str:
-    """Writes the text to standard output as it comes, ends the line, and returns the text."""
-    parts = []
+async def print_answers(generation: Generation, n: int) -> None:
+    """Writes one answer as it comes, or each of several under its number as it ends."""
+    if n == 1:
+        await _print_live(generation)
+        return
+    texts = [""] * n
+    async with generation:
+        async for chunk in generation:
+            texts[chunk.index] += chunk.text
+            if chunk.finish_reason:
+                sys.stdout.write(f"[{chunk.index}] {texts[chunk.index]}\n")
+                sys.stdout.flush()
+
+
+async def _print_live(generation: Generation) -> None:
+    parts: list[str] = []
     try:
         async with generation:
             async for chunk in generation:
@@ -25,7 +38,6 @@ async def print_answer(generation: Generation) -> str:
         end_broken_line(parts)
         raise
     sys.stdout.write("\n")
-    return "".join(parts)
 
 
 def end_broken_line(parts: list[str]) -> None:
@@ -36,18 +48,24 @@ def end_broken_line(parts: list[str]) -> None:
 
 
 async def print_json(generation: Generation) -> None:
-    """Writes {"text", "token_ids", "summary"} once the answer is complete."""
-    text, token_ids = await _collect(generation)
-    answer = {"text": text, "token_ids": token_ids, "summary": dataclasses.asdict(generation.summary)}
-    sys.stdout.write(json.dumps(answer, ensure_ascii=False) + "\n")
+    """Writes {"answers", "prompt_logprobs", "summary"} once the answers are complete."""
+    answers = [dataclasses.asdict(answer) for answer in await generation.answers()]
+    prompt = [token and dataclasses.asdict(token) for token in generation.prompt_logprobs]
+    shown = {
+        "answers": answers,
+        "prompt_logprobs": prompt,
+        "summary": dataclasses.asdict(generation.summary),
+    }
+    sys.stdout.write(json.dumps(shown, ensure_ascii=False) + "\n")
 
 
 def describe(summary: Summary) -> str:
     """Two lines for people: how the generation ended, and where the time went."""
-    timings = summary.timings
+    reasons = ", ".join(choice.finish_reason for choice in summary.choices)
     return (
-        f"{summary.num_prompt_tokens} prompt tokens, {summary.num_output_tokens} generated, "
-        f"{summary.finish_reason}, seed {summary.seed}\n{_where_time_went(timings)}"
+        f"{summary.num_prompt_tokens} prompt tokens ({summary.num_cached_tokens} cached), "
+        f"{summary.num_output_tokens} generated, {reasons}, seed {summary.seed}\n"
+        f"{_where_time_went(summary.timings)}"
     )
 
 
@@ -59,12 +77,3 @@ def _where_time_went(timings: Timings) -> str:
         f"TTFT {timings.ttft_ms:.1f} ms, ITL {timings.itl_ms:.1f} ms "
         f"({timings.decode_worker or 'not needed'}), total {timings.total_ms:.1f} ms"
     )
-
-
-async def _collect(chunks: AsyncIterable[Chunk]) -> tuple[str, list[int]]:
-    text: list[str] = []
-    token_ids: list[int] = []
-    async for chunk in chunks:
-        text.append(chunk.text)
-        token_ids.extend(chunk.token_ids)
-    return "".join(text), token_ids

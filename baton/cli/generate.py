@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from baton.cli.answer_printer import describe, print_answer, print_json
+from baton.cli import answer_options as answer
+from baton.cli.answer_printer import describe, print_answers, print_json
 from baton.cli.options import (
     CONNECT_S,
     DEFAULT_ADDRESS,
@@ -24,6 +25,9 @@ from baton.cli.options import (
 from baton.cli.text_input import open_stdout, read_text
 from baton.client import AsyncClient
 
+_NOT_OF_THE_REQUEST = ("address", "as_json", "verbose")
+_GRAMMARS = ("json_schema", "regex", "lark", "choice")
+
 
 def generate(
     *,
@@ -32,15 +36,34 @@ def generate(
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="The prompt is token ids, separated by commas or spaces.")
     ] = False,
+    truncate_prompt_tokens: answer.Truncate = None,
+    n: answer.N = None,
     max_tokens: MaxTokens = None,
+    min_tokens: answer.MinTokens = None,
     temperature: Annotated[
         float | None, typer.Option(help="0 takes the likeliest token.", show_default="1")
     ] = None,
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
+    repetition_penalty: answer.RepetitionPenalty = None,
+    presence_penalty: answer.Penalty = None,
+    frequency_penalty: answer.FrequencyPenalty = None,
     seed: Seed = None,
+    stop: answer.Stop = None,
+    include_stop_in_text: answer.IncludeStop = False,
+    stop_token_ids: answer.StopTokenIds = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the model's end.")] = False,
+    keep_special_tokens: answer.KeepSpecial = False,
+    json_schema: answer.JsonSchema = None,
+    regex: answer.Regex = None,
+    lark: answer.Lark = None,
+    choice: answer.Choice = None,
+    logit_bias: answer.LogitBias = None,
+    allowed_token_ids: answer.AllowedTokenIds = None,
+    logprobs: answer.Logprobs = False,
+    top_logprobs: answer.TopLogprobs = None,
+    prompt_logprobs: answer.PromptLogprobs = None,
     timeout_s: Timeout = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -49,21 +72,24 @@ def generate(
 
     baton generate "The capital of France is" --max-tokens 16 --temperature 0
     """
-    text = read_text(prompt, name="PROMPT")
-    given: dict[str, Any] = {
-        "prompt": None if token_ids else text,
-        "token_ids": _parse_token_ids(text) if token_ids else None,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "ignore_eos": ignore_eos,
-        "timeout_s": timeout_s,
-    }
+    # Each option has the name of the request's field, but for a few that _request() translates.
+    given = _request(dict(locals()))
     open_stdout()
     asyncio.run(_generate(address, given, as_json=as_json, verbose=verbose))
+
+
+def _request(given: dict[str, Any]) -> dict[str, Any]:
+    """What the SDK is to be asked, from the options as they were typed."""
+    for name in _NOT_OF_THE_REQUEST:
+        del given[name]
+    text = read_text(given["prompt"], name="PROMPT")
+    is_ids = given["token_ids"]
+    given |= {"prompt": None if is_ids else text, "token_ids": _parse_token_ids(text) if is_ids else None}
+    given["skip_special_tokens"] = False if given.pop("keep_special_tokens") else None
+    given["grammar"] = answer.read_grammar(**{kind: given.pop(kind) for kind in _GRAMMARS})
+    given["logprobs"] = given["logprobs"] or bool(given["top_logprobs"])
+    given["logit_bias"] = answer.read_bias(given["logit_bias"])
+    return given
 
 
 async def _generate(address: str, given: dict[str, Any], *, as_json: bool, verbose: bool) -> None:
@@ -72,7 +98,7 @@ async def _generate(address: str, given: dict[str, Any], *, as_json: bool, verbo
         if as_json:
             await print_json(generation)
         else:
-            await print_answer(generation)
+            await print_answers(generation, given["n"] or 1)
         if verbose:
             typer.echo(describe(generation.summary), err=True)
 

@@ -18,7 +18,7 @@ from baton.v1 import admin_service_pb2, common_pb2
 
 # Usually within 80 columns; --json has every field.
 _LEFT = ("worker", "role", "state", "address", "dtype")
-_RIGHT = ("free", "blocks", "run", "wait", "credit")
+_RIGHT = ("free", "blocks", "size", "run", "wait", "credit")
 
 
 def status(address: AdminAddress = DEFAULT_ADMIN, as_json: AsJson = False) -> None:
@@ -51,8 +51,8 @@ def role_name(role: common_pb2.Role.ValueType) -> str:
 
 
 def workers_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:
-    """One row per worker; what a role does not have is a dash. free and blocks count KV blocks, run and
-    wait requests, credit tokens.
+    """One row per worker; what a role does not have is a dash. free and blocks count KV blocks, size is
+    tokens per block; run and wait count requests, credit tokens.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for title in _LEFT:
@@ -69,6 +69,7 @@ def workers_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:
             worker.kv_dtype,
             str(worker.num_free_blocks),
             str(worker.num_blocks),
+            str(worker.block_size),
             str(worker.num_running),
             str(worker.num_waiting),
             str(worker.credit_tokens) if is_prefill else "-",

@@ -36,7 +36,10 @@ Dtype = Annotated[
     typer.Option(help="auto, bfloat16, float16 or float32.", show_default="the checkpoint's"),
 ]
 KvCacheBytes = Annotated[
-    int | None, typer.Option(help="KV cache of each worker, in bytes.", show_default="1 GiB")
+    int | None,
+    typer.Option(
+        help="KV cache of each worker, in bytes.", show_default="10 % of the free memory // all workers"
+    ),
 ]
 Port = Annotated[int | None, typer.Option(help="Public gRPC port.", show_default="50051")]
 AdminPort = Annotated[int | None, typer.Option(help="Admin gRPC port.", show_default="50052")]

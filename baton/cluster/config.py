@@ -32,6 +32,12 @@ class ClusterConfig:
     )
     dtype: str | None = field(default=None, metadata={"help": "auto, bfloat16, float16 or float32"})
     kv_cache_bytes: int | None = field(default=None, metadata={"help": "KV cache of each worker, in bytes"})
+    kv_memory_fraction: float = field(
+        default=0.1,
+        metadata={
+            "help": "share of the free memory for all KV caches together, unless their bytes are given"
+        },
+    )
     port: int = field(default=50051, metadata={"help": "the router's public port; 0 picks a free one"})
     admin_port: int = field(default=50052, metadata={"help": "the router's admin port; 0 picks a free one"})
     dashboard_port: int = field(
@@ -59,6 +65,11 @@ class ClusterConfig:
         for name in ("threads", "kv_cache_bytes"):
             if getattr(self, name) is not None:
                 _require_at_least(name, getattr(self, name), 1)
+        if not 0 < self.kv_memory_fraction <= 1:
+            raise ConfigError(
+                f"kv_memory_fraction is {self.kv_memory_fraction}; it must be above 0 and at most 1",
+                field="kv_memory_fraction",
+            )
         for name in ("port", "admin_port", "dashboard_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 to 65535", field=name)
@@ -82,7 +93,12 @@ class ClusterConfig:
         """Threads of each worker: as set, else the usable cores shared equally, at least one each."""
         if self.threads is not None:
             return self.threads
-        return max(1, usable_cores() // (self.prefill + self.decode))
+        return max(1, usable_cores() // self.num_workers)
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that share this machine."""
+        return self.prefill + self.decode
 
     @property
     def has_local_ray(self) -> bool:

@@ -112,7 +112,9 @@ def _shared_flags(config: ClusterConfig) -> dict[str, object]:
 def _engine_flags(config: ClusterConfig) -> dict[str, object]:
     optional = {"dtype": config.dtype, "kv_cache_bytes": config.kv_cache_bytes}
     given = {name: value for name, value in optional.items() if value is not None}
-    return {**_shared_flags(config), "threads": config.num_threads, **given}
+    # All workers share one memory, as they share the cores.
+    fraction = config.kv_memory_fraction / config.num_workers
+    return {**_shared_flags(config), "threads": config.num_threads, "kv_memory_fraction": fraction, **given}
 
 
 def _environment(places: Places, section: str) -> dict[str, str]:

@@ -47,7 +47,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     DESCRIPTOR: _descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """An end-of-sequence or stop token id was sampled."""
+    """An end-of-sequence or stop token id was sampled, or the text came to a stop."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """max_tokens was reached."""
 
@@ -56,7 +56,7 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""An end-of-sequence or stop token id was sampled."""
+"""An end-of-sequence or stop token id was sampled, or the text came to a stop."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens was reached."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015

@@ -7,14 +7,16 @@ requests nor sampling.
 
 The residual stream `hidden` is fp32 whatever the weights are; see docs/adr/0003.
 
-Shape suffixes: T tokens, S rows whose logits are needed, D hidden, V vocabulary.
+Shape suffixes: T tokens, R rows whose logits are needed, D hidden, V vocabulary, C likeliest tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -59,10 +61,14 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What one step's layers share. cos, sin: [T, 1, h] fp32 rows of the rope table."""
+    """What one step's layers share.
+
+    output_rows: [R] int64, the batch's logits_rows, then its scored rows.
+    cos, sin: [T, 1, h] fp32 rows of the rope table.
+    """
 
     token_ids: torch.Tensor
-    logits_rows: torch.Tensor
+    output_rows: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
     plan: AttentionPlan
@@ -100,44 +106,65 @@ class Decoder:
     def prepare(self, batch: ForwardBatch, block_size: int) -> StepInputs:
         """Brings a batch to the device and builds everything that no layer changes."""
         positions = torch.from_numpy(batch.positions).to(self.device)
+        output_rows = batch.logits_rows
+        if batch.scored is not None:
+            output_rows = np.concatenate([output_rows, batch.scored.rows])
         return StepInputs(
             token_ids=torch.from_numpy(batch.token_ids).to(self.device),
-            logits_rows=torch.from_numpy(batch.logits_rows).to(self.device),
+            output_rows=torch.from_numpy(output_rows).to(self.device),
             cos=self._cos[positions][:, None],
             sin=self._sin[positions][:, None],
             plan=AttentionPlan.build(batch, block_size, self.device),
         )
 
-    def forward(self, inputs: StepInputs, cache: KVCache) -> torch.Tensor:
-        """Stores the new tokens' KV in the cache; returns [S, V] fp32 logits."""
+    def forward(
+        self,
+        inputs: StepInputs,
+        cache: KVCache,
+        *,
+        watch: Callable[[int, torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
+        """Stores the new tokens' KV in the cache; returns what logits() takes, [R, D] of output_rows.
+
+        watch: called with -1 and the embedding, then with each layer's number and the residual
+            stream behind it: [T, D], behind the last layer [R, D].
+        """
         hidden_TD = self._embedding[inputs.token_ids].float()
+        if watch is not None:
+            watch(-1, hidden_TD)
         last = len(self._layers) - 1
         for index, weights in enumerate(self._layers):
             attended = self._attention(hidden_TD, weights, inputs, cache.layer(index))
             if index == last:
                 # Only the rows whose logits are needed go through the rest of the last layer.
-                hidden_TD, attended = hidden_TD[inputs.logits_rows], attended[inputs.logits_rows]
+                hidden_TD, attended = hidden_TD[inputs.output_rows], attended[inputs.output_rows]
             hidden_TD = hidden_TD + weights.output(attended)
             normed = self._normed(hidden_TD, weights.mlp_norm)
             hidden_TD = hidden_TD + weights.down(silu_times_up(weights.gate_up(normed)))
-        return self._logits(self._normed(hidden_TD, self._norm))
+            if watch is not None:
+                watch(index, hidden_TD)
+        return self._normed(hidden_TD, self._norm)
 
-    def _normed(self, hidden_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden_TD, weight_D, self.config.rms_norm_eps).to(self.dtype)
-
-    def _logits(self, normed_SD: torch.Tensor) -> torch.Tensor:
-        """[S, V] fp32 logits.
+    def logits(self, normed_RD: torch.Tensor, scored_R: torch.Tensor | None = None) -> torch.Tensor:
+        """[R, V] fp32 logits.
 
         A half-precision product rounds its result: bfloat16 knows steps of 0.125 at 25, which
         makes ties of likely tokens. The likeliest are therefore computed again, in fp32.
+
+        scored_R: of each row a token whose logit is wanted in fp32 too, however unlikely it is.
         """
-        logits_SV = functional.linear(normed_SD, self._head).float()
+        logits_RV = functional.linear(normed_RD, self._head).float()
         if self.dtype == torch.float32:
-            return logits_SV
-        likely_SR = logits_SV.topk(min(REFINED, logits_SV.shape[1]), sorted=False).indices
-        rows_SRD = self._head[likely_SR].float()
-        refined_SR = torch.bmm(rows_SRD, normed_SD.float()[:, :, None])[:, :, 0]
-        return logits_SV.scatter_(1, likely_SR, refined_SR)
+            return logits_RV
+        exact_RC = logits_RV.topk(min(REFINED, logits_RV.shape[1]), sorted=False).indices
+        if scored_R is not None:
+            exact_RC = torch.cat([exact_RC, scored_R[:, None]], dim=1)
+        rows_RCD = self._head[exact_RC].float()
+        refined_RC = torch.bmm(rows_RCD, normed_RD.float()[:, :, None])[:, :, 0]
+        return logits_RV.scatter_(1, exact_RC, refined_RC)
+
+    def _normed(self, hidden_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden_TD, weight_D, self.config.rms_norm_eps).to(self.dtype)
 
     def _attention(
         self, hidden_TD: torch.Tensor, weights: LayerWeights, inputs: StepInputs, cache_N2Kbh: torch.Tensor

@@ -44,9 +44,15 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
+# Not a language model but a probe of the way KV travels (engine/model/tattletale.py); nobody is offered it.
+TATTLE_TALE = Architecture(name="TattleTaleForCausalLM")
+
+
 def find_architecture(names: Sequence[str]) -> Architecture:
     """The architecture a checkpoint names; raises ModelError if none of them is supported."""
     for name in names:
+        if name == TATTLE_TALE.name:
+            return TATTLE_TALE
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
     named = ", ".join(names) or "no architecture"

@@ -13,8 +13,10 @@ Shape suffixes: T tokens, L layers, 2 keys and values, K kv heads, h head dim.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import zlib
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,6 +63,7 @@ class TattleTaleRunner:
         self.cache = cache
         self._vocab_size = vocab_size
         self._shape = (shape.num_layers, 2, shape.num_kv_heads, shape.head_dim)
+        self._size = math.prod(self._shape)
 
     def run(self, batch: ForwardBatch) -> StepOutput:
         """Stores the KV of the batch's tokens and samples its logits_rows."""
@@ -80,11 +83,13 @@ class TattleTaleRunner:
         starts = batch.positions[batch.cu_seqlens_q[:-1]]
         sequences = np.arange(batch.num_sequences)
         before_TL2Kh = self._read(self._slots(batch, sequences, np.maximum(starts - 1, 0)))
+        token_ids, positions = batch.token_ids.tolist(), batch.positions.tolist()
+        bounds = batch.cu_seqlens_q.tolist()
         kv: list[bytes] = []
-        for sequence, start in enumerate(starts):
-            row = before_TL2Kh[sequence].tobytes() if start else b""
-            for index in range(batch.cu_seqlens_q[sequence], batch.cu_seqlens_q[sequence + 1]):
-                row = kv_of(row, batch.token_ids[index], batch.positions[index], before_TL2Kh[0].size)
+        for sequence, (first, end) in enumerate(pairwise(bounds)):
+            row = before_TL2Kh[sequence].tobytes() if positions[first] else b""
+            for index in range(first, end):
+                row = kv_of(row, token_ids[index], positions[index], self._size)
                 kv.append(row)
         self._write(batch.slot_mapping, np.frombuffer(b"".join(kv), np.int8).reshape(-1, *self._shape))
 

@@ -27,6 +27,7 @@ from kvtransfer.contract import (
     Resend,
     Ticket,
 )
+from kvtransfer.token_events import read_first_token, write_first_token
 
 WriteRequest = kv_transfer_service_pb2.WriteRequest
 WriteResponse = kv_transfer_service_pb2.WriteResponse
@@ -123,26 +124,14 @@ def decode_open(message: kv_transfer_service_pb2.OpenWrite) -> Ticket:
 
 def encode_commit(num_frames: int, attempt_id: bytes, token: FirstToken) -> bytes:
     """A serialized WriteRequest that commits."""
-    event = common_pb2.TokenEvent(
-        attempt_id=attempt_id,
-        start_index=token.start_index,
-        token_ids=[token.token_id],
-        logprobs=[] if token.logprob is None else [token.logprob],
-    )
+    event = write_first_token(attempt_id, token)
     message = kv_transfer_service_pb2.CommitWrite(num_frames=num_frames, first_token=event)
     return WriteRequest(commit=message).SerializeToString()
 
 
 def decode_commit(message: kv_transfer_service_pb2.CommitWrite) -> FirstToken:
     """The first token of a commit; raises InvalidRequest unless there is exactly one."""
-    event = message.first_token
-    if len(event.token_ids) != 1 or len(event.logprobs) > 1:
-        raise InvalidRequest("a commit carries exactly one first token", field="first_token")
-    return FirstToken(
-        token_id=event.token_ids[0],
-        logprob=event.logprobs[0] if event.logprobs else None,
-        start_index=event.start_index,
-    )
+    return read_first_token(message.first_token)
 
 
 def encode_answer(answer: Answer) -> WriteResponse:

@@ -23,7 +23,9 @@ Answer = Callable[["Scripted", Any], Awaitable[None]]
 SUMMARY = inference_service_pb2.Summary(
     request_id="req-1",
     model="tiny",
-    finish_reason=common_pb2.FINISH_REASON_LENGTH,
+    choices=[
+        inference_service_pb2.Choice(finish_reason=common_pb2.FINISH_REASON_LENGTH, num_output_tokens=3)
+    ],
     num_prompt_tokens=5,
     num_output_tokens=3,
     seed=2**63,

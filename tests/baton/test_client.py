@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton import AsyncClient
+from baton import AsyncClient, Grammar
 from baton.errors import (
     BatonError,
     Cancelled,
@@ -19,9 +19,12 @@ from baton.errors import (
     Overloaded,
     Unavailable,
 )
+from baton.v1 import common_pb2, inference_service_pb2
+from baton.v1.inference_service_pb2 import Chunk, PromptLogprobsChunk
 from tests.baton.scripted_router import (
     GUARD_S,
     Answer,
+    Response,
     Scripted,
     chunk,
     one_chunk_and_no_end,
@@ -71,12 +74,18 @@ async def test_options_reach_the_server() -> None:
         options: dict[str, Any] = {
             "model": "tiny", "max_tokens": 3, "temperature": 0.0, "top_k": 5, "top_p": 0.5, "min_p": 0.25,
             "seed": 0, "stop_token_ids": [4, 5], "ignore_eos": True, "logprobs": True, "request_id": "r",
+            "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -0.5, "n": 2,
+            "logit_bias": {7: -2.5}, "allowed_token_ids": [7, 8], "min_tokens": 1, "top_logprobs": 2,
+            "prompt_logprobs": 0, "stop": ["a", "b"], "include_stop_in_text": True,
+            "skip_special_tokens": False, "truncate_prompt_tokens": 9,
         }  # fmt: skip
         await client.generate("hello", timeout_s=5, **options).text()
         (request,) = scripted.requests
         assert request.text == "hello"
         assert {name: getattr(request, name) for name in options} == options
         # Zero is said, not left out.
+        assert request.HasField("prompt_logprobs")
+        assert request.HasField("skip_special_tokens")
         assert request.HasField("temperature")
         assert request.HasField("seed")
         assert 4 < scripted.remaining_s[0] < 5.5  # type: ignore[operator]
@@ -88,6 +97,90 @@ async def test_what_is_not_said_stays_unset() -> None:
         (request,) = scripted.requests
         fields = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "chat", "token_ids")
         assert not any(request.HasField(field) for field in fields)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "kind", "text"),
+    [
+        (Grammar(kind="regex", source="[a-z]"), "regex", "[a-z]"),
+        (Grammar(kind="json_schema", source="{}"), "json_schema", "{}"),
+        (Grammar(kind="choice", choices=("a", "b")), "choices", None),
+    ],
+    ids=["regex", "json", "choice"],
+)
+async def test_a_grammar_reaches_the_server(grammar: Grammar, kind: str, text: str | None) -> None:
+    async with connected() as (scripted, client):
+        await client.generate("hello", grammar=grammar).text()
+        sent = scripted.requests[0].grammar
+        assert sent.WhichOneof("kind") == kind
+        if text is None:
+            assert list(sent.choices.texts) == ["a", "b"]
+        else:
+            assert getattr(sent, kind) == text
+
+
+async def test_one_stop_need_not_be_a_list() -> None:
+    async with connected() as (scripted, client):
+        await client.generate("hello", stop="end").text()
+        assert list(scripted.requests[0].stop) == ["end"]
+
+
+async def two_answers(server: Scripted, context: Any) -> None:
+    tops = [common_pb2.TopLogprobs(token_ids=[7, 8], logprobs=[-0.5, -1.5])]
+    for part in (
+        Chunk(index=0, token_ids=[7], text="a", logprobs=[-0.5], top_logprobs=tops),
+        Chunk(index=1, token_ids=[8, 9], text="bc", logprobs=[-1.5, -2.5], top_logprobs=tops * 2),
+        Chunk(index=1, start_index=2, finish_reason=common_pb2.FINISH_REASON_LENGTH),
+        Chunk(index=0, start_index=1, token_ids=[9], text="d", logprobs=[-0.25], top_logprobs=tops),
+        Chunk(index=0, start_index=2, text="e", finish_reason=common_pb2.FINISH_REASON_STOP),
+    ):
+        await context.write(Response(chunk=part))
+    choices = [
+        inference_service_pb2.Choice(
+            index=0, finish_reason=common_pb2.FINISH_REASON_STOP, num_output_tokens=2, matched_stop="f"
+        ),
+        inference_service_pb2.Choice(
+            index=1, finish_reason=common_pb2.FINISH_REASON_LENGTH, num_output_tokens=2
+        ),
+    ]
+    summary = inference_service_pb2.Summary(choices=choices, num_output_tokens=4, num_cached_tokens=16)
+    await context.write(Response(summary=summary))
+
+
+async def test_several_answers_are_told_apart() -> None:
+    async with connected(two_answers) as (_, client):
+        generation = client.generate("hello", n=2)
+        first, second = await generation.answers()
+        assert (first.text, first.token_ids, first.logprobs) == ("ade", (7, 9), (-0.5, -0.25))
+        assert (second.text, second.token_ids, second.logprobs) == ("bc", (8, 9), (-1.5, -2.5))
+        assert first.top_logprobs == (((7, -0.5), (8, -1.5)),) * 2
+        assert (first.finish_reason, first.matched_stop) == ("stop", "f")
+        assert (second.finish_reason, second.matched_stop) == ("length", "")
+        summary = generation.summary
+        assert [choice.num_output_tokens for choice in summary.choices] == [2, 2]
+        assert (summary.num_output_tokens, summary.num_cached_tokens) == (4, 16)
+
+
+async def test_the_prompts_logprobs_are_complete_before_the_first_chunk() -> None:
+    async def answer(server: Scripted, context: Any) -> None:
+        tops = [common_pb2.TopLogprobs(token_ids=[5], logprobs=[-0.5])]
+        for part in (
+            PromptLogprobsChunk(start_index=1, token_ids=[5], logprobs=[-0.5], top_logprobs=tops),
+            PromptLogprobsChunk(start_index=2, token_ids=[6, 7], logprobs=[-1.5, -2.5]),
+        ):
+            await context.write(Response(prompt_logprobs=part))
+        await three_chunks(server, context)
+
+    async with connected(answer) as (_, client):
+        generation = client.generate("hello", prompt_logprobs=1)
+        await anext(aiter(generation))
+        first, *others = generation.prompt_logprobs
+        assert first is None
+        assert [(o.token_id, o.logprob, o.top_logprobs) for o in others if o is not None] == [
+            (5, -0.5, ((5, -0.5),)),
+            (6, -1.5, ()),
+            (7, -2.5, ()),
+        ]
 
 
 async def test_messages_and_token_ids_reach_the_server() -> None:
@@ -118,6 +211,12 @@ async def test_messages_and_token_ids_reach_the_server() -> None:
         ({"token_ids": [-1]}, "token_ids"),
         ({"token_ids": ["a"]}, "token_ids"),
         ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": "a", "stop": [3]}, "stop"),
+        ({"prompt": "a", "stop": 3}, "stop"),
+        ({"prompt": "a", "logit_bias": {-1: 2.0}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {1: "x"}}, "logit_bias"),
+        ({"prompt": "a", "grammar": "[a-z]"}, "grammar"),
+        ({"prompt": "a", "partial_answers": []}, "partial_answers"),
         ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": ["hi"]}, "messages"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages"),

@@ -10,7 +10,7 @@ import pytest
 from baton import AsyncClient
 from baton.errors import InternalError, InvalidRequest, Overloaded, Unavailable
 from baton.rpc_server import RpcServer
-from baton.v1 import inference_service_pb2
+from baton.v1 import common_pb2, inference_service_pb2
 from tests.baton.scripted_router import SUMMARY, Response, Scripted, chunk, serving
 
 
@@ -20,8 +20,10 @@ async def started(context: Any, seed: int) -> None:
 
 
 async def rest(context: Any) -> None:
-    """An incomplete character, shown once no more tokens come."""
-    message = inference_service_pb2.Chunk(start_index=2, text="\N{REPLACEMENT CHARACTER}")
+    """An incomplete character, shown once no more tokens come: the last chunk."""
+    message = inference_service_pb2.Chunk(
+        start_index=2, text="\N{REPLACEMENT CHARACTER}", finish_reason=common_pb2.FINISH_REASON_LENGTH
+    )
     await context.write(Response(chunk=message))
 
 
@@ -31,7 +33,7 @@ class Dying:
     def __init__(self, *, with_rest: bool = False) -> None:
         self._with_rest = with_rest
         self.server: RpcServer | None = None
-        self._stopping: asyncio.Task[None] | None = None
+        self.stopping: asyncio.Task[None] | None = None
 
     async def __call__(self, scripted: Scripted, context: Any) -> None:
         await started(context, 2**63)
@@ -41,7 +43,7 @@ class Dying:
             await rest(context)
         assert self.server is not None
         # A task of its own: stopping the server cancels this call.
-        self._stopping = asyncio.create_task(self.server.stop())
+        self.stopping = asyncio.create_task(self.server.stop())
         await asyncio.Event().wait()
 
 
@@ -63,22 +65,95 @@ async def test_an_answer_goes_on_at_the_next_router() -> None:
         again = second.requests[0]
         assert (again.text, again.max_tokens, again.temperature) == ("hello", 9, 0.5)
         assert (again.seed, again.request_id) == (2**63, "req-1")
-        assert list(again.output_token_ids) == [10, 11]
+        (known,) = again.partial_answers
+        assert (known.index, list(known.token_ids), known.num_chars) == (0, [10, 11], len("one two"))
         assert not first.requests[0].HasField("seed")
 
 
-async def test_the_rest_of_the_text_comes_once() -> None:
+async def test_an_answer_that_had_ended_ends_once() -> None:
     async def end(scripted: Scripted, context: Any) -> None:
         await started(context, 2**63)
-        await rest(context)
+        known = scripted.requests[0].partial_answers[0]
+        last = inference_service_pb2.Chunk(start_index=2, finish_reason=known.finish_reason)
+        await context.write(Response(chunk=last))
         await context.write(Response(summary=SUMMARY))
 
     dying = Dying(with_rest=True)
     async with serving(dying) as (_, server), serving(end) as (second, other):
         dying.server = server
         async with await AsyncClient.connect([server.address, other.address]) as client:
-            assert await client.generate("hello").text() == "one two\N{REPLACEMENT CHARACTER}"
-        assert len(second.requests) == 1
+            chunks = [part async for part in client.generate("hello")]
+        assert "".join(part.text for part in chunks) == "one two\N{REPLACEMENT CHARACTER}"
+        assert [part.finish_reason for part in chunks] == ["", "", "length"]
+        (known,) = second.requests[0].partial_answers
+        assert known.num_chars == len("one two") + 1
+
+
+async def test_every_answer_goes_on_after_its_own_tokens() -> None:
+    async def break_off(scripted: Scripted, context: Any) -> None:
+        for index, start, text in [(0, 0, "a"), (1, 0, "b"), (1, 1, "cc")]:
+            part = inference_service_pb2.Chunk(index=index, start_index=start, token_ids=[5], text=text)
+            await context.write(Response(chunk=part))
+        await stop(context)
+
+    async def stop(context: Any) -> None:
+        assert dying.server is not None
+        dying.stopping = asyncio.create_task(dying.server.stop())
+        await asyncio.Event().wait()
+
+    async def go_on(scripted: Scripted, context: Any) -> None:
+        for index, start, text in [(1, 2, "d"), (0, 1, "e")]:
+            part = inference_service_pb2.Chunk(index=index, start_index=start, token_ids=[6], text=text)
+            await context.write(Response(chunk=part))
+        choices = [inference_service_pb2.Choice(index=index) for index in range(2)]
+        await context.write(Response(summary=inference_service_pb2.Summary(choices=choices)))
+
+    dying = Dying()
+    async with serving(break_off) as (_, server), serving(go_on) as (second, other):
+        dying.server = server
+        async with await AsyncClient.connect([server.address, other.address]) as client:
+            answers = await client.generate("hello", n=2).answers()
+        assert [answer.text for answer in answers] == ["ae", "bccd"]
+        known = {part.index: part for part in second.requests[0].partial_answers}
+        assert {index: (list(p.token_ids), p.num_chars) for index, p in known.items()} == {
+            0: ([5], 1),
+            1: ([5, 5], 3),
+        }
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "asked"), [((-0.5,), True), ((-0.5, -1.5), False)], ids=["some-missing", "complete"]
+)
+async def test_the_prompts_logprobs_are_asked_for_again_only_if_some_are_missing(
+    logprobs: tuple[float, ...], asked: bool
+) -> None:
+    async def break_off(scripted: Scripted, context: Any) -> None:
+        message = inference_service_pb2.Started(request_id="req-1", seed=1, num_prompt_tokens=3)
+        await context.write(Response(started=message))
+        await prompt(context, 1, *logprobs)
+        assert dying.server is not None
+        dying.stopping = asyncio.create_task(dying.server.stop())
+        await asyncio.Event().wait()
+
+    async def prompt(context: Any, start: int, *values: float) -> None:
+        part = inference_service_pb2.PromptLogprobsChunk(
+            start_index=start, token_ids=[9] * len(values), logprobs=values
+        )
+        await context.write(Response(prompt_logprobs=part))
+
+    async def go_on(scripted: Scripted, context: Any) -> None:
+        if scripted.requests[0].HasField("prompt_logprobs"):
+            await prompt(context, 1, -0.5, -1.5)
+        await context.write(Response(summary=SUMMARY))
+
+    dying = Dying()
+    async with serving(break_off) as (_, server), serving(go_on) as (second, other):
+        dying.server = server
+        async with await AsyncClient.connect([server.address, other.address]) as client:
+            generation = client.generate("hello", prompt_logprobs=0)
+            await generation.text()
+        assert second.requests[0].HasField("prompt_logprobs") == asked
+    assert [token and token.logprob for token in generation.prompt_logprobs] == [None, -0.5, -1.5]
 
 
 async def test_the_deadline_is_that_of_the_whole_answer() -> None:

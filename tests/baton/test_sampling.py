@@ -25,6 +25,16 @@ NAN, INF = float("nan"), float("inf")
         *(("seed", value) for value in (-1, 2**64)),
         *(("max_tokens", value) for value in (0, -1)),
         ("stop_token_ids", tuple(range(65))),
+        *(("repetition_penalty", value) for value in (0.0, -1.0, 101.0, NAN, INF)),
+        *(("presence_penalty", value) for value in (-2.1, 2.1, NAN)),
+        *(("frequency_penalty", value) for value in (-2.1, 2.1, NAN)),
+        *(("min_tokens", value) for value in (-1, 129)),
+        *(("logit_bias", ((3, value),)) for value in (-100.5, 101.0, NAN)),
+        ("logit_bias", ((3, 1.0), (3, 1.0))),
+        ("logit_bias", ((4, 1.0), (3, 1.0))),
+        ("logit_bias", tuple((token_id, 0.0) for token_id in range(1025))),
+        *(("top_logprobs", value) for value in (-1, 1, 21)),
+        *(("prompt_logprobs", value) for value in (-1, 21)),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
@@ -45,6 +55,13 @@ def test_a_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None
         {"min_p": 1.0},
         {"seed": MAX_SEED},
         {"stop_token_ids": tuple(range(64))},
+        {"repetition_penalty": 100.0},
+        {"presence_penalty": -2.0, "frequency_penalty": 2.0},
+        {"min_tokens": 8, "max_tokens": 8},
+        {"logit_bias": ((0, -100.0), (9, 100.0))},
+        {"logprobs": True, "top_logprobs": 20, "prompt_logprobs": 20},
+        {"prompt_logprobs": 0},
+        {"allowed_token_ids": (5,)},
     ],
 )
 def test_values_at_their_limits_are_legal(fields: dict[str, Any]) -> None:
@@ -68,9 +85,44 @@ def test_parameters_never_change() -> None:
         max_tokens=st.integers(1, 2**31 - 1),
         stop_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=64).map(tuple),
         ignore_eos=st.booleans(),
-        logprobs=st.booleans(),
+        logprobs=st.just(True),
+        top_logprobs=st.integers(0, 20),
+        prompt_logprobs=st.none() | st.integers(0, 20),
+        repetition_penalty=st.floats(0.5, 100, width=32),
+        presence_penalty=st.floats(-2, 2, width=32),
+        frequency_penalty=st.floats(-2, 2, width=32),
+        logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100, width=32), max_size=9).map(
+            lambda biases: tuple(sorted(biases.items()))
+        ),
+        allowed_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=9).map(tuple),
+        min_tokens=st.integers(0, 1),
     )
 )
 def test_the_wire_keeps_everything(params: SamplingParams) -> None:
     data = params.to_proto().SerializeToString()
     assert SamplingParams.from_proto(common_pb2.SamplingParams.FromString(data)) == params
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"logit_bias": ((2, 0.5), (97, 1.0))}, "logit_bias"),
+        ({"allowed_token_ids": (96, 97)}, "allowed_token_ids"),
+        ({"stop_token_ids": (400,)}, "stop_token_ids"),
+    ],
+)
+def test_ids_outside_the_vocabulary_are_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    params = SamplingParams(**fields)
+    params.check_vocab(401)
+    with pytest.raises(InvalidRequest) as error:
+        params.check_vocab(97)
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize("field", ["top_logprobs", "prompt_logprobs"])
+def test_no_more_likeliest_tokens_than_there_are(field: str) -> None:
+    params = SamplingParams(logprobs=True, **{field: 10})
+    params.check_vocab(10)
+    with pytest.raises(InvalidRequest) as error:
+        params.check_vocab(9)
+    assert error.value.field == field

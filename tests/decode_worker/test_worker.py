@@ -18,7 +18,7 @@ from decode_worker.worker import DecodeWorker
 from kvtransfer.contract import Committed, FirstToken, Gone, GoneReason, Outcome, TransferTarget
 from kvtransfer.sender import KvSender, KvSource
 from tests.cluster import make_decode, make_engine
-from tests.fakes import FINGERPRINT, KvNetwork, expected_answer, kv_of, until
+from tests.fakes import FINGERPRINT, KvNetwork, expected_answer, kv_rows, until
 from tests.played_router import DecodeDown, PlayedRouter, routing, sequence, stepping
 
 KV = (2, 2, 3, 5)
@@ -39,16 +39,24 @@ class Prefill:
         attempt_id: bytes,
         lease_id: bytes,
         tokens: list[int],
+        *,
         start: int = 0,
         token_id: int | None = None,
+        num_held_tokens: int = 0,
     ) -> Outcome:
         """Sends the KV of these tokens and commits with the token that follows, or with the one given."""
         block_ids = self.pool.allocate(-(-len(tokens) // 4))
-        for position, token in enumerate(tokens):
-            kv = torch.from_numpy(kv_of(token, position, KV).astype(np.float32))
-            self.cache.logical[block_ids[position // 4], :, :, :, position % 4] = kv
+        for position, kv in enumerate(kv_rows(tokens, KV)):
+            block = self.cache.logical[block_ids[position // 4]]
+            block[:, :, :, position % 4] = torch.from_numpy(kv.astype(np.float32))
         source = KvSource(attempt_id=attempt_id, block_ids=block_ids, num_tokens=len(tokens))
-        target = TransferTarget(lease_id=lease_id, worker="decode-0", incarnation=2, address="kv-decode-0-2")
+        target = TransferTarget(
+            lease_id=lease_id,
+            worker="decode-0",
+            incarnation=2,
+            address="kv-decode-0-2",
+            num_held_tokens=num_held_tokens,
+        )
         token_id = expected_answer(tokens, 1, KV)[0] if token_id is None else token_id
         first = FirstToken(token_id=token_id, logprob=None, start_index=start)
         async with self.sender.transfer(source, target) as transfer:
@@ -63,8 +71,9 @@ class Rig:
     network: KvNetwork
 
     def reserve(self, attempt_id: bytes, prompt: list[int], **fields: Any) -> None:
-        outputs = fields.pop("outputs", ())
-        self.router.send(reserve={"attempt_id": attempt_id, "sequence": sequence(prompt, outputs, **fields)})
+        outputs, locally = fields.pop("outputs", ()), fields.pop("compute_locally", False)
+        message = sequence(prompt, outputs, **fields)
+        self.router.send(reserve={"attempt_id": attempt_id, "sequence": message, "compute_locally": locally})
 
     async def lease(self, attempt_id: bytes, prompt: list[int], **fields: Any) -> bytes:
         self.reserve(attempt_id, prompt, **fields)
@@ -114,8 +123,8 @@ async def test_a_request_decodes_from_the_commit_to_its_last_token() -> None:
         prompt = list(range(13))
         expected = expected_answer(prompt, 5, KV)
         lease_id = await r.lease(A, prompt, max_tokens=5)
-        # 13 + 5 - 1 tokens of KV in blocks of 4: everything it can ever need.
-        assert r.worker.ledger()["blocks_used"] == 5
+        # 13 tokens and the next, in blocks of 4; what comes then is growth.
+        assert r.worker.ledger()["blocks_used"] == 4
         assert await r.prefill.push(A, lease_id, prompt) == Committed()
         assert (await r.router.next("lease_outcome")).committed
         tokens, reason = await r.tokens(A, 5)
@@ -206,7 +215,7 @@ async def test_a_release_at_any_stage_returns_everything(stage: str) -> None:
             await r.tokens(A, 3)
         r.router.send(release={"attempt_id": A})
         if stage == "stepping":
-            await until(lambda: r.worker.ledger()["blocks_fenced"] == 13)
+            await until(lambda: r.worker.ledger()["blocks_fenced"] == 4)
             runner.may_run.set()
         await until(r.nothing)
         r.router.send(release={"attempt_id": A})
@@ -316,7 +325,7 @@ async def test_a_router_that_leaves_takes_its_requests_along_and_no_others() -> 
         await other.next("reserve_result")
         await r.router.leave()
         ledger = r.worker.ledger()
-        assert (ledger["attempts"], ledger["leases"], ledger["blocks_used"]) == (1, 1, 4)
+        assert (ledger["attempts"], ledger["leases"], ledger["blocks_used"]) == (1, 1, 3)
         await other.leave()
         await until(r.nothing)
 

@@ -44,3 +44,52 @@ def test_a_chunk_remembers_whether_it_samples() -> None:
 
     assert not part.samples
     assert whole.samples
+
+
+def test_scored_rows_are_those_before_prompt_tokens() -> None:
+    wanting = SamplingParams(temperature=0, prompt_logprobs=2)
+    modest = SamplingParams(temperature=0, prompt_logprobs=0)
+    beginning = make_request([10, 11, 12, 13, 14], block_ids=[0, 1, 2], params=wanting)
+    plain = make_request([20, 21], number=1, block_ids=[3])
+    # Resumed with two tokens of answer, which are no prompt: tokens 2 and 3 are left to score.
+    resumed = make_request(
+        [30, 31, 32, 33, 34, 35], number=2, num_prompt_tokens=4, num_computed_tokens=1, block_ids=[4, 5, 6],
+        params=modest,
+    )  # fmt: skip
+    chunks = [Chunk.of(beginning, 3), Chunk.of(plain, 2), Chunk.of(resumed, 5)]
+
+    batch = build_batch(1, chunks, 2)
+
+    assert [chunk.scored for chunk in chunks] == [range(1, 4), range(0), range(2, 4)]
+    assert batch.scored is not None
+    assert batch.scored.rows.tolist() == [0, 1, 2, 5, 6]
+    assert batch.scored.token_ids.tolist() == [11, 12, 13, 32, 33]
+    assert batch.scored.num_top_logprobs == 2
+
+
+def test_a_decoding_request_scores_no_prompt() -> None:
+    params = SamplingParams(temperature=0, prompt_logprobs=1)
+    decoding = make_request(
+        [1, 2, 3, 4], num_prompt_tokens=3, num_computed_tokens=3, block_ids=[0, 1], params=params
+    )
+
+    batch = build_batch(1, [Chunk.of(decoding, 1)], 2)
+
+    assert batch.scored is None
+
+
+def test_a_plain_batch_has_nothing_that_few_ask_for() -> None:
+    batch = build_batch(1, [Chunk.of(make_request([1, 2], block_ids=[0]), 2)], 2, eos_token_ids={1})
+
+    assert batch.scored is None
+    assert batch.sampling.edits is None
+    assert batch.sampling.num_top_logprobs == 0
+
+
+def test_the_batch_asks_for_as_many_likeliest_tokens_as_any_row() -> None:
+    requests = [
+        make_request([1], block_ids=[0], params=SamplingParams(logprobs=True, top_logprobs=count))
+        for count in (0, 5, 2)
+    ]
+
+    assert build_batch(1, [Chunk.of(r, 1) for r in requests], 2).sampling.num_top_logprobs == 5

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from baton.errors import ConfigError
+from baton.sampling import SamplingParams
 from engine.batch_builder import Chunk, build_batch
 from engine.config import EngineConfig
 from engine.runner import load_engine
@@ -66,3 +67,40 @@ def test_a_poisoned_sequence_fails_alone(reference_model: Reference) -> None:
 
     assert output.step_id == 3
     assert output.finite.tolist() == [True, False]
+
+
+def test_scores_do_not_depend_on_how_many_are_computed_at_a_time(
+    reference_model: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reference = reference_model()
+    params = SamplingParams(temperature=0, prompt_logprobs=2)
+    request = make_request(list(range(20, 30)), block_ids=[1, 5, 2], params=params)
+    batch = build_batch(1, [Chunk.of(request, 10)], 4)
+    at_once = load_runner(folder).run(batch).scores
+    monkeypatch.setattr("engine.runner._MAX_SCORED_LOGITS", 4 * 101)
+
+    in_slices = load_runner(folder).run(batch).scores
+
+    assert at_once is not None
+    assert in_slices is not None
+    exact = torch.log_softmax(reference(torch.tensor([request.token_ids])).logits[0].double(), -1)
+    expected = [exact[t - 1, request.token_ids[t]].item() for t in range(1, 10)]
+    assert at_once.logprobs.tolist() == pytest.approx(expected, abs=1e-4)
+    assert in_slices.logprobs.tolist() == pytest.approx(expected, abs=1e-4)
+    assert in_slices.top.token_ids.tolist() == exact[:9].topk(2).indices.tolist()
+
+
+def test_the_logit_of_a_scored_token_is_fp32_however_unlikely(reference_model: Reference) -> None:
+    folder, _ = reference_model()
+    model = load_runner(folder, dtype=torch.bfloat16).model
+    normed_RD = torch.randn(40, 60, generator=torch.Generator().manual_seed(3)).bfloat16()
+    head_VD = torch.stack([model.logits(row[None])[0] for row in torch.eye(60).bfloat16()], dim=1)
+    exact_RV = normed_RD.float() @ head_VD.T
+    least_R = exact_RV.argmin(dim=-1)
+
+    refined = model.logits(normed_RD, least_R).gather(1, least_R[:, None])[:, 0]
+    rounded = model.logits(normed_RD).gather(1, least_R[:, None])[:, 0]
+
+    expected = exact_RV.gather(1, least_R[:, None])[:, 0]
+    assert torch.allclose(refined, expected, atol=1e-4)
+    assert not torch.allclose(rounded, expected, atol=1e-3)

@@ -1,97 +1,25 @@
-"""The sampler against transformers' processors and against the distribution it should draw from."""
+"""The sampler against an independent oracle and against the distribution it should draw from."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from engine.batch import SamplingArrays
-from engine.sampler import sample, survivors
-
-
-def arrays(count: int, **columns: Any) -> SamplingArrays:
-    """Parameters of `count` rows; each column is one value for all rows, or one per row."""
-    kinds = {
-        "temperature": (0.0, np.float32),
-        "top_k": (0, np.int64),
-        "top_p": (1.0, np.float32),
-        "min_p": (0.0, np.float32),
-        "seed": (0, np.uint64),
-        "position": (10, np.int64),
-        "sample_index": (0, np.int64),
-        "want_logprobs": (False, np.bool_),
-    }
-    filled = {
-        name: np.broadcast_to(np.asarray(columns.get(name, default), dtype), (count,)).copy()
-        for name, (default, dtype) in kinds.items()
-    }
-    return SamplingArrays(**filled)
-
-
-def reference_survivors(
-    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
-) -> torch.Tensor:
-    processors = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
-    if top_k:
-        processors.append(TopKLogitsWarper(top_k))
-    if top_p < 1:
-        processors.append(TopPLogitsWarper(top_p))
-    if min_p:
-        processors.append(MinPLogitsWarper(min_p))
-    return processors(None, logits[None].clone())[0].isfinite()
-
-
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "min_p"),
-    [
-        (0, 1.0, 0.0),
-        (1, 1.0, 0.0),
-        (40, 1.0, 0.0),
-        (5000, 1.0, 0.0),
-        (0, 0.9, 0.0),
-        (0, 0.9999, 0.0),
-        (0, 1e-6, 0.0),
-        (0, 1.0, 0.05),
-        (0, 1.0, 1.0),
-        (50, 0.8, 0.02),
-    ],
-)
-def test_what_survives_is_what_transformers_keeps(
-    temperature: float, top_k: int, top_p: float, min_p: float
-) -> None:
-    # One row with few likely tokens and one flat row, on which top_p keeps more than the candidates.
-    logits = torch.randn(2, 3001, generator=torch.Generator().manual_seed(3)) * torch.tensor([[4.0], [0.2]])
-    scaled = logits / temperature
-
-    thresholds = survivors(
-        scaled, torch.tensor([top_k] * 2), torch.tensor([top_p] * 2), torch.tensor([min_p] * 2)
-    )
-
-    for row in range(2):
-        expected = reference_survivors(logits[row], temperature, top_k, top_p, min_p)
-        assert torch.equal(scaled[row] >= thresholds[row], expected)
-
-
-def test_rows_with_different_filters_do_not_mix() -> None:
-    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(4)) * 3
-    top_k, top_p, min_p = [0, 7, 0, 20], [0.5, 1.0, 1.0, 0.7], [0.0, 0.0, 0.1, 0.3]
-
-    thresholds = survivors(logits, torch.tensor(top_k), torch.tensor(top_p), torch.tensor(min_p))
-
-    for row in range(4):
-        expected = reference_survivors(logits[row], 1.0, top_k[row], top_p[row], min_p[row])
-        assert torch.equal(logits[row] >= thresholds[row], expected)
+from baton.errors import InvalidRequest
+from baton.sampling import SamplingParams
+from engine.batch import LogitEdits, RowTokens
+from engine.batch_builder import Chunk, build_batch
+from engine.sampler import Sampled, sample
+from engine.token_mask import TokenMask
+from tests.engine.sampling_arrays import arrays
+from tests.engine.tiny_models import make_request
+from tests.sampling_oracle import choose, likeliest
 
 
 def test_greedy_rows_take_the_lowest_id_among_equals() -> None:
@@ -102,21 +30,29 @@ def test_greedy_rows_take_the_lowest_id_among_equals() -> None:
     assert sample(logits, arrays(2)).token_ids.tolist() == [40, 0]
 
 
+def seven_likely() -> torch.Tensor:
+    """Seven of 32 tokens have a chance; few survivors are the quick case."""
+    logits = torch.full((32,), -1e30)
+    logits[:7] = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5, 0.3, -2.0])
+    return logits
+
+
 def test_draws_follow_the_softmax() -> None:
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5, 0.3, -2.0])
+    logits = seven_likely()
     count, temperature = 20000, 0.8
     params = arrays(count, temperature=temperature, seed=123, position=np.arange(count))
 
     token_ids = sample(logits.expand(count, -1).contiguous(), params).token_ids
 
-    expected = count * torch.softmax(logits.double() / temperature, dim=-1).numpy()
+    expected = count * torch.softmax(logits[:7].double() / temperature, dim=-1).numpy()
     observed = np.bincount(token_ids, minlength=7)
+    assert len(observed) == 7
     chi_square = ((observed - expected) ** 2 / expected).sum()
     assert chi_square < 22.5  # 0.999 quantile with 6 degrees of freedom
 
 
 def test_draws_after_filters_follow_the_renormalised_softmax() -> None:
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5, 0.3, -2.0])
+    logits = seven_likely()
     count = 20000
     params = arrays(count, temperature=1.0, top_k=3, seed=np.arange(count) * 2**40 + 1)
 
@@ -206,3 +142,163 @@ def test_a_tiny_temperature_is_greedy() -> None:
     sampled = sample(logits, arrays(4, temperature=1e-38))
 
     assert sampled.token_ids.tolist() == logits.argmax(-1).tolist()
+
+
+V = 211
+IDS = st.integers(0, V - 1)
+
+
+def sample_next(logits: torch.Tensor, prompt: Sequence[int], answer: Sequence[int], **fields: Any) -> Sampled:
+    """Samples what follows the tokens, by the arrays that a scheduler's batch would have."""
+    sample_index = fields.pop("sample_index", 0)
+    tokens = [*prompt, *answer]
+    request = make_request(
+        tokens, num_prompt_tokens=len(prompt), params=SamplingParams(**fields), sample_index=sample_index,
+        block_ids=list(range(40)), num_computed_tokens=len(tokens) - 1,
+    )  # fmt: skip
+    batch = build_batch(1, [Chunk.of(request, 1)], 4, eos_token_ids=(3, 5))
+    return sample(logits[None].clone(), batch.sampling)
+
+
+PARAMS = st.fixed_dictionaries(
+    {
+        "temperature": st.one_of(st.just(0.0), st.floats(2**-7, 3, width=32)),
+        "top_k": st.one_of(st.just(0), st.integers(1, V)),
+        "top_p": st.one_of(st.just(1.0), st.floats(2**-5, 1, width=32)),
+        "min_p": st.one_of(st.just(0.0), st.floats(0, 1, width=32)),
+        "repetition_penalty": st.one_of(st.just(1.0), st.floats(0.25, 4, width=32)),
+        "presence_penalty": st.one_of(st.just(0.0), st.floats(-2, 2, width=32)),
+        "frequency_penalty": st.one_of(st.just(0.0), st.floats(-2, 2, width=32)),
+        "logit_bias": st.dictionaries(IDS, st.floats(-100, 100, width=32), max_size=5).map(
+            lambda biases: tuple(sorted(biases.items()))
+        ),
+        "allowed_token_ids": st.one_of(st.just(()), st.lists(IDS, min_size=10, max_size=40, unique=True)).map(
+            tuple
+        ),
+        "stop_token_ids": st.lists(IDS, max_size=3).map(tuple),
+        "ignore_eos": st.booleans(),
+        "min_tokens": st.integers(0, 20),
+        "seed": st.integers(0, 2**64 - 1),
+        "sample_index": st.integers(0, 7),
+    }
+)
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(
+    PARAMS,
+    st.integers(0, 2**31),
+    st.lists(IDS, min_size=1, max_size=30),
+    st.lists(IDS, max_size=30),
+)
+def test_any_parameters_choose_what_the_oracle_chooses(
+    fields: dict[str, Any], number: int, prompt: list[int], answer: list[int]
+) -> None:
+    logits = torch.randn(V, generator=torch.Generator().manual_seed(number)) * 3
+    sample_index = fields["sample_index"]
+    params = SamplingParams(
+        **{k: v for k, v in fields.items() if k != "sample_index"}, logprobs=True, top_logprobs=4
+    )
+    stops = {*params.stop_token_ids, *(() if params.ignore_eos else (3, 5))}
+    expected, is_tie = choose(logits, prompt, answer, params, stops=stops, sample_index=sample_index)
+    assume(not is_tie)
+
+    sampled = sample_next(logits, prompt, answer, **fields, logprobs=True, top_logprobs=4)
+
+    assert sampled.token_ids.tolist() == [expected]
+    assert sampled.blocked == frozenset()
+    exact = torch.log_softmax(logits.double(), -1)
+    assert sampled.logprobs[0] == pytest.approx(exact[expected].item(), abs=1e-5)
+    assert sampled.top is not None
+    top = likeliest(logits, 4)
+    assert sampled.top.token_ids[0].tolist() == [token_id for token_id, _ in top]
+    assert sampled.top.logprobs[0].tolist() == pytest.approx([logprob for _, logprob in top], abs=1e-5)
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "beside a random row"])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "top_k": 1},
+        {"temperature": 0.0, "top_p": 0.9},
+        {"temperature": 1e-6},
+    ],
+    ids=str,
+)
+def test_ties_go_to_the_lowest_id(columns: dict[str, float], alone: bool) -> None:
+    logits = torch.tensor([2.0, 2.0, 1.0], dtype=torch.bfloat16).float()
+    count = 200
+    if alone:
+        params = arrays(count, seed=np.arange(count), **columns)
+        sampled = sample(logits.expand(count, -1).contiguous(), params)
+        assert sampled.token_ids.tolist() == [0] * count
+        return
+    mixed = {name: [value, default] for name, value, default in _with_defaults(columns)}
+    for seed in range(count):
+        rows = torch.stack([logits, torch.randn(3, generator=torch.Generator().manual_seed(seed))])
+        assert sample(rows, arrays(2, seed=seed, **mixed)).token_ids[0] == 0
+
+
+def _with_defaults(columns: dict[str, float]) -> list[tuple[str, float, float]]:
+    defaults = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    return [(name, columns.get(name, default), default) for name, default in defaults.items()]
+
+
+def test_a_row_without_a_token_left_is_marked_and_harms_no_other() -> None:
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
+    everything = np.arange(40)
+    edits = LogitEdits(banned=RowTokens(rows=np.full(40, 1), token_ids=everything))
+    columns = {"temperature": 1.0, "want_logprobs": True, "seed": np.arange(3)}
+    plain = sample(logits.clone(), arrays(3, **columns))
+
+    sampled = sample(logits.clone(), arrays(3, **columns, edits=edits))
+
+    assert sampled.blocked == {1}
+    assert sampled.finite.all()
+    assert sampled.token_ids[[0, 2]].tolist() == plain.token_ids[[0, 2]].tolist()
+    assert np.isfinite(sampled.logprobs).all()
+
+
+def test_a_grammars_mask_decides_last() -> None:
+    logits = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0]] * 2)
+    masks = ((1, TokenMask(lambda: np.array([0b01100], np.uint32))),)
+    edits = LogitEdits(allowed=RowTokens(rows=np.array([1, 1]), token_ids=np.array([0, 3])), masks=masks)
+
+    sampled = sample(logits, arrays(2, edits=edits, want_logprobs=True))
+
+    assert sampled.token_ids.tolist() == [0, 3]
+    exact = torch.log_softmax(torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0]).double(), -1)
+    assert sampled.logprobs.tolist() == pytest.approx([exact[0].item(), exact[3].item()], abs=1e-6)
+
+
+def test_a_mask_that_cannot_be_computed_ends_its_row_only() -> None:
+    error = InvalidRequest("the grammar is too complex", field="grammar")
+
+    def fail() -> Any:
+        raise error
+
+    edits = LogitEdits(masks=((0, TokenMask(fail)), (1, TokenMask(lambda: np.array([0b10], np.uint32)))))
+
+    sampled = sample(torch.tensor([[2.0, 1.0]] * 3), arrays(3, edits=edits))
+
+    assert sampled.mask_errors == {0: error}
+    assert sampled.token_ids[1:].tolist() == [1, 0]
+
+
+def test_logprobs_of_what_edits_and_filters_exclude_are_finite() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0, -3e38]])
+    edits = LogitEdits(banned=RowTokens(rows=np.zeros(2, np.int64), token_ids=np.array([0, 1])))
+    params = arrays(
+        1, temperature=0.01, top_p=0.3, want_logprobs=True, num_top_logprobs=5, edits=edits, seed=4
+    )
+
+    sampled = sample(logits, params)
+
+    assert sampled.token_ids.tolist() == [2]
+    assert sampled.top is not None
+    assert sampled.top.token_ids.tolist() == [[0, 1, 2, 3, 4]]
+    # The last is beyond e^-87, where fp32 has nothing between it and 0.
+    expected = torch.log_softmax(torch.tensor([3.0, 2.0, 1.0, 0.0]).double(), -1).tolist()
+    assert sampled.top.logprobs[0, :4].tolist() == pytest.approx(expected, abs=1e-6)
+    assert sampled.top.logprobs[0, 4] == pytest.approx(-3e38)

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.errors import InvalidRequest, NonFiniteLogits, Overloaded
+from baton.errors import InvalidRequest, NonFiniteLogits
 from baton.limits import Limits
 from baton.sampling import SamplingParams
 from engine.batch import ForwardBatch, StepOutput
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
+from engine.events import ChunkComputed, Event, RequestFailed, TokenSampled
 from engine.request import FinishReason, Request, RequestStatus
-from engine.scheduler import ChunkComputed, Event, RequestFailed, Scheduler, TokenSampled
+from engine.scheduler import Scheduler
 from tests.engine.tiny_models import make_request
 
 EOS = 99
@@ -35,7 +36,9 @@ class Engine:
         )
 
     def add(self, number: int, num_tokens: int, **fields: Any) -> Request:
-        request = make_request(list(range(num_tokens)), number=number, **fields)
+        # No two begin alike: what one has computed is of no use to another.
+        tokens = [(13 * number + index) % 98 for index in range(num_tokens)]
+        request = make_request(tokens, number=number, **{"params": params(max_tokens=20)} | fields)
         self.scheduler.add(request)
         return request
 
@@ -235,24 +238,20 @@ def test_a_decoding_request_grows_by_a_block_when_it_needs_one() -> None:
     request = engine.add(1, 4)
 
     engine.step()
-    assert len(request.block_ids) == 2
-    for _ in range(3):
+    assert len(request.block_ids) == 1
+    for _ in range(4):
         engine.step()
-    assert (request.num_tokens, len(request.block_ids)) == (8, 2)
+        assert len(request.block_ids) == 2
+    engine.step()
+    assert (request.num_tokens, len(request.block_ids)) == (10, 3)
 
 
-def test_growth_without_blocks_fails_after_the_token_is_delivered() -> None:
-    engine = Engine(num_blocks=1)
-    request = engine.add(1, 4)
-
-    sampled, failed = engine.step(token_id=6)
-
-    assert sampled == TokenSampled(request, 6, -0.5)
-    assert isinstance(failed, RequestFailed)
-    assert isinstance(failed.error, Overloaded)
-    assert not engine.scheduler.has_work
-    engine.pool.release(request.block_ids)
-    assert engine.pool.num_free == 1
+def test_a_request_that_could_not_even_grow_alone_is_refused() -> None:
+    engine = Engine(num_blocks=3)
+    engine.add(1, 4, params=params(max_tokens=9))
+    with pytest.raises(InvalidRequest, match="needs 4 blocks") as error:
+        engine.add(2, 4, params=params(max_tokens=10))
+    assert error.value.field == "max_tokens"
 
 
 def test_removal_during_a_step_keeps_the_blocks_until_it_ends() -> None:
@@ -339,7 +338,7 @@ def test_only_one_step_is_in_flight() -> None:
 
 def test_what_can_never_run_is_refused() -> None:
     engine = Engine(num_blocks=4, max_model_len=30)
-    with pytest.raises(InvalidRequest, match="needs 5 blocks"):
+    with pytest.raises(InvalidRequest, match="needs 8 blocks"):
         engine.add(1, 17)
     with pytest.raises(InvalidRequest, match="has 30 tokens"):
         engine.add(2, 30)

@@ -14,7 +14,8 @@ from baton.limits import Limits
 from engine.batch import ForwardBatch, StepOutput
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
-from engine.scheduler import ChunkComputed, Event, Scheduler, TokenSampled
+from engine.events import ChunkComputed, Event, TokenSampled
+from engine.scheduler import Scheduler
 from engine.step_loop import StepLoop
 from tests.engine.tiny_models import make_request
 

@@ -1,7 +1,8 @@
-"""Two of each role as real processes, with a proxy in front of every worker.
+"""Two of each role as real processes, with a proxy in front of every one.
 
-Owns the processes, which come back when they die, and the proxies, through which all sessions and
-all KV go: a worker announces its proxy. Who connects to a proxy is known by the owner of the socket.
+Owns the processes, which come back when they die, and the proxies, through which all questions, all
+sessions and all KV go: a worker announces its proxy. Who connects to a worker's proxy is known by the
+owner of the socket; a router's proxy is for clients.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -31,6 +32,8 @@ ROUTERS = ("router-0", "router-1")
 PREFILL = ("prefill-0", "prefill-1")
 DECODE = ("decode-0", "decode-1")
 WORKERS = (*PREFILL, *DECODE)
+# The peer of a router's proxy.
+CLIENT = "client"
 _POLL_S = 0.02
 
 
@@ -41,14 +44,29 @@ class ProcessCluster:
         self.supervisor = supervisor
         self.proxies = proxies
         self._ports = ports
+        self._stopped: set[str] = set()
 
     @property
     def addresses(self) -> list[str]:
         """Where clients connect, one address per router."""
-        return [f"{LOOPBACK}:{self._ports[name]}" for name in ROUTERS]
+        return [self.proxies[name].address for name in ROUTERS]
 
-    def signal(self, name: str, number: signal.Signals) -> None:
-        os.kill(self.supervisor.pids[name], number)
+    @property
+    def routers_awake(self) -> list[str]:
+        """The routers that are not stopped: only they can be asked."""
+        return [name for name in ROUTERS if name not in self._stopped]
+
+    @contextmanager
+    def stopped(self, name: str) -> Iterator[None]:
+        """Stops a process with SIGSTOP and lets it go on in the end."""
+        pid = self.supervisor.pids[name]
+        os.kill(pid, signal.SIGSTOP)
+        self._stopped.add(name)
+        try:
+            yield
+        finally:
+            self._stopped.discard(name)
+            os.kill(pid, signal.SIGCONT)
 
     async def kill(self, name: str) -> None:
         """Kills a process and returns once its end is known here; it is started again."""
@@ -65,7 +83,10 @@ class ProcessCluster:
         return {}
 
     async def num_requests(self, router: str) -> int:
-        return (await fetch_status(self._admin(router))).num_requests
+        """Requests that a router has; none while it does not answer."""
+        with suppress(BatonError):
+            return (await fetch_status(self._admin(router), timeout_s=1.0)).num_requests
+        return 0
 
     async def num_attempts(self, router: str, worker: str) -> int:
         """Attempts of one router at one worker."""
@@ -79,10 +100,10 @@ class ProcessCluster:
         return sum(name in workers and workers[name].pid == pids.get(name) for name in names)
 
     async def wait_ready(self, names: Sequence[str], within_s: float) -> None:
-        """Waits until each router can use each of these workers."""
+        """Waits until each router that is not stopped can use each of these workers."""
         async with asyncio.timeout(within_s):
             for router in ROUTERS:
-                while await self.num_ready(router, names) < len(names):
+                while router in self.routers_awake and await self.num_ready(router, names) < len(names):
                     await asyncio.sleep(_POLL_S)
 
     async def wait_able(self, within_s: float) -> None:
@@ -114,6 +135,10 @@ async def process_cluster(model: Path, logs: Path) -> AsyncIterator[ProcessClust
         proxies = {
             name: await stack.enter_async_context(TcpProxy(ports[name], _owner_finder(supervisor)))
             for name in WORKERS
+        }
+        proxies |= {
+            name: await stack.enter_async_context(TcpProxy(ports[name], lambda _port: CLIENT))
+            for name in ROUTERS
         }
         specs = [_router(name, model, ports, redis.url) for name in ROUTERS]
         specs += [_worker(name, model, ports[name], proxies[name].address, redis.url) for name in WORKERS]

@@ -53,7 +53,7 @@ def test_one_process_equals_transformers(
     reference: LlamaForCausalLM,
     all_prompts: list[list[int]],
 ) -> None:
-    config = EngineConfig(dtype="float32", threads=2)
+    config = EngineConfig(dtype="float32", threads=2, kv_cache_bytes=1 << 30)
     engine = EngineLoop(load_engine(config, real_model), config)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     found = engine.generate(all_prompts, params)

@@ -1,18 +1,16 @@
-"""The arbiter of leases: its races decided, and its books balanced under random use."""
+"""The arbiter of leases: its races decided, and who owns which blocks."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from baton.errors import Cancelled, InvalidRequest, Overloaded
 from engine.block_pool import BlockPool
 from kvtransfer.contract import Committed, Gone, GoneReason
 from kvtransfer.lease_table import Lease, LeaseState, LeaseTable, Refusal
+from tests.kvtransfer.cached_prefix import cached_prefix
 
 A, B, C = b"attempt-a", b"attempt-b", b"attempt-c"
 
@@ -60,6 +58,79 @@ def test_what_never_fits_is_an_invalid_request(table: LeaseTable[str]) -> None:
     error = refusal(table, A, 9).error
     assert isinstance(error, InvalidRequest)
     assert "9 blocks and this worker has 8 in all" in error.message
+
+
+def test_what_could_never_grow_to_its_end_is_an_invalid_request(table: LeaseTable[str]) -> None:
+    answer = table.reserve(A, "request", num_blocks=2, num_tokens=32, num_blocks_in_all=9, now=0.0)
+    assert isinstance(answer, Refusal)
+    assert isinstance(answer.error, InvalidRequest)
+    assert answer.error.field == "max_tokens"
+    assert isinstance(
+        table.reserve(A, "request", num_blocks=2, num_tokens=32, num_blocks_in_all=8, now=0.0), Lease
+    )
+
+
+def test_admission_keeps_blocks_for_requests_that_grow(table: LeaseTable[str], pool: BlockPool) -> None:
+    def ask(attempt_id: bytes, num_blocks: int) -> Lease[str] | Refusal:
+        return table.reserve(
+            attempt_id, "request", num_blocks=num_blocks, num_tokens=1, watermark_blocks=3, now=0.0
+        )
+
+    assert isinstance(ask(A, 3), Lease)
+    refused = ask(B, 3)
+    assert isinstance(refused, Refusal)
+    assert isinstance(refused.error, Overloaded)
+    assert "needs 3 blocks and 5 are free, of which 3 are kept" in refused.error.message
+    assert isinstance(ask(B, 2), Lease)
+    assert pool.num_free == 3
+
+
+def test_an_idle_pool_admits_whatever_fits_alone(table: LeaseTable[str], pool: BlockPool) -> None:
+    lease = table.reserve(A, "request", num_blocks=7, num_tokens=112, watermark_blocks=3, now=0.0)
+    assert isinstance(lease, Lease)
+    table.release(A, GoneReason.CANCELLED, 1.0)
+    held = pool.allocate(2)
+    lease = table.reserve(
+        B, "request", num_blocks=8, num_tokens=128, held_block_ids=held, watermark_blocks=3, now=2.0
+    )
+    assert isinstance(lease, Lease)
+    assert pool.num_free == 0
+
+
+def test_held_blocks_come_first_and_go_with_the_lease(table: LeaseTable[str], pool: BlockPool) -> None:
+    held = cached_prefix(pool, 3)
+    lease = table.reserve(A, "request", num_blocks=5, num_tokens=70, held_block_ids=held, now=0.0)
+    assert isinstance(lease, Lease)
+    assert (lease.block_ids[:3], len(lease.block_ids), lease.num_held_tokens) == (held, 5, 48)
+    assert pool.num_used == 5
+    table.release(A, GoneReason.CANCELLED, 1.0)
+    # What was found is still there to be found; what was new holds nothing.
+    assert (pool.num_used, pool.num_cached, pool.num_free) == (0, 3, 8)
+
+
+def test_a_refusal_leaves_the_held_blocks_with_the_caller(table: LeaseTable[str], pool: BlockPool) -> None:
+    held = cached_prefix(pool, 2)
+    others = pool.allocate(4)
+    for num_blocks, in_all in ((5, None), (3, 9)):
+        answer = table.reserve(
+            A, "request", num_blocks=num_blocks, num_tokens=40, held_block_ids=held,
+            num_blocks_in_all=in_all, now=0.0,
+        )  # fmt: skip
+        assert isinstance(answer, Refusal)
+        assert (pool.num_used, pool.num_cached) == (6, 0)
+    pool.release(held)
+    pool.release(others)
+    assert (pool.num_used, pool.num_cached) == (0, 2)
+
+
+def test_more_held_than_needed_is_a_defect(table: LeaseTable[str], pool: BlockPool) -> None:
+    held = pool.allocate(2)
+    for num_blocks, num_tokens in ((1, 40), (3, 31)):
+        with pytest.raises(ValueError, match="32 held tokens"):
+            table.reserve(
+                A, "request", num_blocks=num_blocks, num_tokens=num_tokens, held_block_ids=held, now=0.0
+            )
+    assert (pool.num_used, table.num_leases) == (2, 0)
 
 
 def test_an_attempt_has_one_lease(table: LeaseTable[str]) -> None:
@@ -202,84 +273,3 @@ def test_a_printed_lease_shows_neither_ticket_nor_request(table: LeaseTable[str]
     lease = reserve(table, A)
     assert repr(lease.lease_id) not in repr(lease)
     assert "request" not in repr(lease)
-
-
-class LeaseMachine(RuleBasedStateMachine):
-    """Random calls in random order; the pool's books must balance after each."""
-
-    @initialize()
-    def start(self) -> None:
-        self.pool = BlockPool(6, 16)
-        self.table: LeaseTable[None] = LeaseTable(self.pool, rng=random.Random(5), ttl_s=10, tombstone_s=30)
-        self.now = 0.0
-        self.leases: list[Lease[None]] = []
-        self.owned: dict[bytes, list[int]] = {}  # blocks this caller got by commit
-
-    @rule(seconds=st.sampled_from([0.0, 0.5, 4.0, 11.0, 40.0]))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    @rule(name=st.integers(0, 5), num_blocks=st.integers(0, 7))
-    def reserve(self, name: int, num_blocks: int) -> None:
-        answer = self.table.reserve(
-            bytes([name]), None, num_blocks=num_blocks, num_tokens=num_blocks * 16, now=self.now
-        )
-        if isinstance(answer, Lease):
-            self.leases.append(answer)
-
-    @rule(name=st.integers(0, 5))
-    def renew(self, name: int) -> None:
-        self.table.renew([bytes([name])], self.now)
-
-    @rule(data=st.data())
-    def accept_or_commit(self, data: st.DataObject) -> None:
-        if not self.leases:
-            return
-        lease = data.draw(st.sampled_from(self.leases))
-        was_live = lease.is_uncommitted and self.now < lease.expires_at
-        if data.draw(st.booleans()):
-            self.table.accept(lease.lease_id, lease.attempt_id, self.now)
-            return
-        outcome = self.table.commit(lease, self.now)
-        assert (outcome == Committed()) == (was_live or lease.state is LeaseState.COMMITTED)
-        if was_live:
-            self.owned[lease.attempt_id] = list(lease.block_ids)
-
-    @rule(name=st.integers(0, 5), abort=st.booleans())
-    def end(self, name: int, abort: bool) -> None:
-        attempt_id = bytes([name])
-        if abort:
-            self.table.abort_if_uncommitted(attempt_id, self.now)
-            return
-        lease = self.table.release(attempt_id, GoneReason.CANCELLED, self.now)
-        if lease is not None:
-            self.pool.release(self.owned.pop(attempt_id, []))
-        assert self.table.num_tombstones > 0
-
-    @rule()
-    def expire(self) -> None:
-        for lease in self.table.expire(self.now):
-            self.pool.release(self.owned.pop(lease.attempt_id, []))
-        deadline = self.table.next_deadline()
-        assert deadline is None or deadline > self.now
-
-    @invariant()
-    def books_balance(self) -> None:
-        if not hasattr(self, "table"):
-            return
-        held = sum(len(ids) for ids in self.owned.values())
-        assert self.pool.num_free + self.table.num_reserved_blocks + held == 6
-        assert self.table.num_leases == sum(lease.state is not LeaseState.RELEASED for lease in self.leases)
-        blocks = [b for lease in self.leases if lease.is_uncommitted for b in lease.block_ids]
-        blocks += [b for ids in self.owned.values() for b in ids]
-        assert len(blocks) == len(set(blocks))
-
-    def teardown(self) -> None:
-        for _ in range(2):  # leases end first, their tombstones later
-            self.now += 1000
-            self.expire()
-        assert (self.pool.num_free, self.table.num_leases, self.table.num_tombstones) == (6, 0, 0)
-
-
-LeaseMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestLeaseMachine = LeaseMachine.TestCase

@@ -99,17 +99,19 @@ def test_frames_outside_the_leases_tokens_are_dropped() -> None:
     assert bool((rig.cache.logical == -1).all())
 
 
-def test_the_block_that_is_partly_held_keeps_its_held_tokens() -> None:
-    rig = make_rig()
-    lease = rig.leases.reserve(b"a", "a", num_blocks=2, num_tokens=20, num_held_tokens=10, now=0.0)
+def test_a_larger_block_that_is_partly_held_leaves_the_held_tokens_alone() -> None:
+    rig = make_rig(make_cache(block_size=32))
+    held = rig.pool.allocate(1)
+    lease = rig.leases.reserve(b"a", "a", num_blocks=3, num_tokens=40, held_block_ids=held, now=0.0)
     assert isinstance(lease, Lease)
     write = open_write(rig, lease)
-    frames = frames_of(rig, 20, num_held_tokens=10)
+    frames = frames_of(rig, 40, num_held_tokens=16)
     feed(write, frames)
     assert write.commit(len(frames), TOKEN, 0.0) == Committed()
-    first = rig.cache.logical[lease.block_ids[0]]
-    assert bool((first[:, :, :, :10] == -1).all())
-    assert torch.equal(first[:, :, :, 10:], rig.source.logical[rig.source_blocks[0]][:, :, :, 10:])
+    untouched = torch.full((2, 2, 3, 5), -1.0).tolist()
+    received = rig.tokens_of(rig.cache, lease.block_ids, 40)
+    assert received[:16] == [untouched] * 16
+    assert received[16:] == rig.tokens_of(rig.source, rig.source_blocks, 40)[16:]
 
 
 @pytest.mark.parametrize(

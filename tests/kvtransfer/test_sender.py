@@ -74,21 +74,23 @@ async def test_chunks_travel_while_later_ones_are_still_computed() -> None:
 
 async def test_blocks_the_receiver_holds_do_not_travel_and_are_not_touched() -> None:
     rig = make_rig()
-    lease = rig.leases.reserve(b"a", "a", num_blocks=5, num_tokens=70, num_held_tokens=40, now=0.0)
+    held = rig.pool.allocate(2)
+    lease = rig.leases.reserve(b"a", "a", num_blocks=5, num_tokens=70, held_block_ids=held, now=0.0)
     assert isinstance(lease, Lease)
     result = await send(sender_of(rig), rig, lease)
     assert result.outcome == Committed()
-    assert result.num_bytes == 3 * 2 * LAYER_BLOCK_BYTES  # blocks 2, 3 and 4: token 40 is inside block 2
+    assert result.num_bytes == 3 * 2 * LAYER_BLOCK_BYTES  # blocks 2, 3 and 4
     received = rig.tokens_of(rig.cache, lease.block_ids, 70)
     sent = rig.tokens_of(rig.source, rig.source_blocks, 70)
-    assert received[40:] == sent[40:]
+    assert received[32:] == sent[32:]
     untouched = torch.full((2, 2, 3, 5), -1.0).tolist()
-    assert received[:40] == [untouched] * 40
+    assert received[:32] == [untouched] * 32
 
 
 async def test_everything_held_commits_without_a_frame() -> None:
     rig = make_rig()
-    lease = rig.leases.reserve(b"a", "a", num_blocks=3, num_tokens=40, num_held_tokens=40, now=0.0)
+    held = rig.pool.allocate(3)
+    lease = rig.leases.reserve(b"a", "a", num_blocks=3, num_tokens=48, held_block_ids=held, now=0.0)
     assert isinstance(lease, Lease)
     assert await send(sender_of(rig), rig, lease) == TransferOutcome(
         outcome=Committed(), num_bytes=0, duration_s=0.0

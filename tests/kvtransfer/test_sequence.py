@@ -30,7 +30,9 @@ def test_a_new_request() -> None:
     sequence = message(
         [5, 6, 7], temperature=0.5, top_k=3, seed=2**64 - 1, stop_token_ids=(9,), logprobs=True
     )
-    request = read_sequence(ATTEMPT, common_pb2.Sequence.FromString(sequence.SerializeToString()), LIMITS)
+    request = read_sequence(
+        ATTEMPT, common_pb2.Sequence.FromString(sequence.SerializeToString()), LIMITS, now=0.0
+    )
     assert (request.attempt_id, request.token_ids, request.num_prompt_tokens) == (ATTEMPT, [5, 6, 7], 3)
     assert request.params == SamplingParams(
         temperature=0.5, top_k=3, seed=2**64 - 1, max_tokens=8, stop_token_ids=(9,), logprobs=True
@@ -41,13 +43,13 @@ def test_a_new_request() -> None:
 
 
 def test_a_resumed_request_keeps_its_prompt() -> None:
-    request = read_sequence(ATTEMPT, message([5, 6, 7, 50, 51], 3), LIMITS)
+    request = read_sequence(ATTEMPT, message([5, 6, 7, 50, 51], 3), LIMITS, now=0.0)
     assert (request.num_prompt_tokens, request.num_output_tokens) == (3, 2)
 
 
 def test_the_largest_request_fits_exactly() -> None:
-    assert read_sequence(ATTEMPT, message([1] * 24, max_tokens=8), LIMITS).num_tokens == 24
-    assert read_sequence(ATTEMPT, message([1] * 31, 24, max_tokens=8), LIMITS).num_output_tokens == 7
+    assert read_sequence(ATTEMPT, message([1] * 24, max_tokens=8), LIMITS, now=0.0).num_tokens == 24
+    assert read_sequence(ATTEMPT, message([1] * 31, 24, max_tokens=8), LIMITS, now=0.0).num_output_tokens == 7
 
 
 @pytest.mark.parametrize(
@@ -67,14 +69,14 @@ def test_the_largest_request_fits_exactly() -> None:
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_by_field(sequence: common_pb2.Sequence, field: str) -> None:
     with pytest.raises(InvalidRequest) as error:
-        read_sequence(ATTEMPT, sequence, LIMITS)
+        read_sequence(ATTEMPT, sequence, LIMITS, now=0.0)
     assert error.value.field == field
 
 
 @pytest.mark.parametrize("attempt_id", [b"", b"x" * 15, b"x" * 17])
 def test_an_attempt_id_has_sixteen_bytes(attempt_id: bytes) -> None:
     with pytest.raises(InvalidRequest) as error:
-        read_sequence(attempt_id, message([1]), LIMITS)
+        read_sequence(attempt_id, message([1]), LIMITS, now=0.0)
     assert error.value.field == "attempt_id"
 
 
@@ -87,7 +89,7 @@ def test_a_sampling_value_out_of_range_is_refused_by_name(name: str, value: floa
     sequence = message([1])
     setattr(sequence.sampling, name, value)
     with pytest.raises(InvalidRequest) as error:
-        read_sequence(ATTEMPT, sequence, LIMITS)
+        read_sequence(ATTEMPT, sequence, LIMITS, now=0.0)
     assert error.value.field == name
 
 

@@ -6,18 +6,21 @@ laws or in the faults. A patch lives as long as its context.
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 from decode_worker.worker import DecodeWorker
+from engine.block_pool import BlockPool
 from engine.scheduler import Scheduler
 from kvtransfer import wire
-from kvtransfer.contract import Answer, Gone, GoneReason
+from kvtransfer.contract import Answer, Committed, Gone, GoneReason, Ticket
 from kvtransfer.lease_table import LeaseTable
-from kvtransfer.receiver import IncomingWrite
+from kvtransfer.receiver import IncomingWrite, KvReceiver
 from prefill_worker.credits import CreditTable
 from prefill_worker.worker import PrefillWorker
 from router.generation import Generation
@@ -99,9 +102,31 @@ def first_token_gap() -> Any:
     return patch.object(DecodeWorker, "_committed", silently)
 
 
-@mutant("what became of an attempt is forgotten at once")
-def tombstone_missing() -> Any:
-    return patch.object(LeaseTable, "_bury", lambda self, attempt_id, outcome, now: None)
+@mutant("a request that has finished is computed again: what became of its attempt is forgotten at once")
+@contextmanager
+def tombstone_missing() -> Iterator[None]:
+    def abort(self: Any, attempt_id: bytes, now: float) -> Any:
+        lease = self._leases.get(attempt_id)
+        if lease is not None and not lease.is_uncommitted:
+            return Committed()
+        self.release(attempt_id, GoneReason.CANCELLED, now)
+        return Gone(GoneReason.CANCELLED)
+
+    with (
+        patch.object(LeaseTable, "_bury", lambda self, attempt_id, outcome, now: None),
+        patch.object(LeaseTable, "abort_if_uncommitted", abort),
+    ):
+        yield
+
+
+@mutant("a write that was meant for a worker's former life is taken by the next one")
+def incarnation_not_checked() -> Any:
+    admit = KvReceiver.open
+
+    def anyway(self: Any, ticket: Ticket, *args: Any) -> Any:
+        return admit(self, dataclasses.replace(ticket, incarnation=self._incarnation), *args)
+
+    return patch.object(KvReceiver, "open", anyway)
 
 
 @mutant("a lease lives for ever: KV is accepted long after its router gave up renewing", seed=8)
@@ -208,15 +233,25 @@ def abort_does_not_look_at_the_commit() -> Any:
     return patch.object(LeaseTable, "abort_if_uncommitted", abort)
 
 
-@mutant("an attempt that ends twice gives its blocks back twice")
-def release_not_idempotent() -> Any:
-    end = PrefillWorker._end
+@mutant("an attempt that ends twice gives its blocks back twice: those of somebody else by then")
+@contextmanager
+def release_not_idempotent() -> Iterator[None]:
+    end, release = PrefillWorker._end, BlockPool.release
 
     def again(self: Any, attempt: Any, error: Any) -> None:
-        self._attempts.setdefault(attempt.attempt_id, attempt)
+        if attempt.attempt_id in self._attempts:
+            block_ids = list(attempt.request.block_ids)
+            asyncio.get_running_loop().call_later(0.3, self._engine.pool.release, block_ids)
         end(self, attempt, error)
 
-    return patch.object(PrefillWorker, "_end", again)
+    def unchecked(self: Any, block_ids: Any, fence: int | None = None) -> None:
+        # The pool's own check would stop the worker before any harm is done.
+        for block_id in block_ids:
+            with suppress(ValueError):
+                release(self, [block_id], fence)
+
+    with patch.object(PrefillWorker, "_end", again), patch.object(BlockPool, "release", unchecked):
+        yield
 
 
 @mutant("a request decodes with holes in its KV", seed=1)

@@ -18,6 +18,7 @@ from baton.telemetry import Span
 from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
 from router.buckets import BucketQueue
 from router.config import RouterConfig
+from router.decode_link import DecodeLink
 from router.dispatcher import Dispatcher, Ticket
 from router.fleet import Fleet
 from router.generation import Generation
@@ -202,7 +203,14 @@ class Stage:
         self.dialer.workers.pop(name, None)
         self.dialer.cut(name)
 
-    def generate(self, num_prompt_tokens: int = 20, *, timeout_s: float | None = None, **params: Any) -> Run:
+    def generate(
+        self,
+        num_prompt_tokens: int = 20,
+        *,
+        timeout_s: float | None = None,
+        beside: DecodeLink | None = None,
+        **params: Any,
+    ) -> Run:
         loop = asyncio.get_running_loop()
         request = GenerationRequest(
             request_id="r",
@@ -223,6 +231,7 @@ class Stage:
             timeline=Timeline(request.arrived_at, "any"),
             span=Span(None, ""),
             rng=random.Random(next(SEEDS)),
+            beside=beside,
         )
         run = Run(generation, loop.create_task(generation.run()), stream)
         self.runs.append(run)

@@ -56,13 +56,13 @@ async def test_both_credit_and_blocks_are_needed() -> None:
     async with staged() as stage:
         prefill = await stage.prefill(budget=100)
         await stage.decode(num_blocks=10)
-        first = await result(assign(stage, num_tokens=60, kv_tokens=160))
-        waiting = assign(stage, num_tokens=60, kv_tokens=160)
+        first = await result(assign(stage, num_tokens=95, kv_tokens=160))
+        waiting = assign(stage, num_tokens=95, kv_tokens=160)
         await turns()
         assert not waiting.done()
-        prefill.grant(60)
+        prefill.grant(95)
         await until(lambda: stage.fleet.links[1].credit == 100)
-        # There is credit now, but the first attempt still counts on all ten blocks.
+        # There is credit now, but the first attempt still counts on six of ten blocks.
         assert not waiting.done()
         first.decode.detach(first.attempt_id)
         assert (await result(waiting)).decode is first.decode
@@ -220,9 +220,9 @@ async def test_what_no_connected_worker_can_ever_hold_blocks_nobody() -> None:
         await stage.prefill()
         await stage.decode("small", num_blocks=10)
         await stage.decode("large", num_blocks=100)
-        full = await result(assign(stage, kv_tokens=100 * 16))
+        full = await result(assign(stage, num_tokens=1500, kv_tokens=100 * 16))
         assert full.decode.name == "large"
-        big = assign(stage, kv_tokens=50 * 16)
+        big = assign(stage, num_tokens=700, kv_tokens=50 * 16)
         await turns()
         assert not big.done()
         stage.kill("large")

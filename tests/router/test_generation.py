@@ -33,6 +33,7 @@ async def test_a_request_goes_through_reservation_prefill_and_decode() -> None:
         assert list(reserve.sequence.token_ids) == list(range(20))
         assert (reserve.sequence.num_prompt_tokens, reserve.sequence.sampling.max_tokens) == (20, 3)
         command = await prefill.command("prefill")
+        command.sequence.age_ms = reserve.sequence.age_ms
         assert command.sequence == reserve.sequence
         assert (command.attempt_id, command.cost_tokens) == (reserve.attempt_id, 20)
         target = command.target

@@ -21,6 +21,7 @@ from baton.rpc_server import Registration, RpcServer
 from baton.v1 import admin_service_pb2, common_pb2, inference_service_pb2
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from router.admin import RouterAdminServicer
+from router.grammars import GrammarCheck
 from router.service import InferenceServicer, within
 from router.text import Text
 from tests.cluster import Cluster, cluster
@@ -57,6 +58,7 @@ async def door(folder: Path, **settings: Any) -> AsyncIterator[Door]:
             config=stage.config,
             model=model,
             text=Text(model, asyncio.to_thread),
+            grammars=GrammarCheck(None, asyncio.to_thread),
             queue=stage.queue,
             dispatcher=stage.dispatcher,
             fleet=stage.fleet,
@@ -108,11 +110,94 @@ async def test_an_incomplete_character_comes_last_and_counts_no_token(tmp_path: 
     )
     async with door(tmp_path) as d:
         chunks = [c async for c in d.client.generate(token_ids=prompt, max_tokens=2, temperature=0.0)]
-        assert (chunks[-1].start_index, chunks[-1].token_ids, chunks[-1].text) == (
-            2,
-            (),
-            "\N{REPLACEMENT CHARACTER}",
+        last = chunks[-1]
+        assert (last.start_index, last.token_ids, last.finish_reason) == (2, (), "length")
+        assert last.text == "\N{REPLACEMENT CHARACTER}"
+        await d.idle()
+
+
+def stop_of(text: str, token_ids: list[int]) -> tuple[str, str, int]:
+    """A stop that the text comes to, the text before it, and how many tokens that takes."""
+    stop = text[6:9]
+    end = text.index(stop) + len(stop)
+    decode = byte_tokenizer().decode
+    num_tokens = next(n for n in range(len(token_ids)) if len(decode(token_ids[:n]).rstrip("�")) >= end)
+    return stop, text[: end - len(stop)], num_tokens
+
+
+# The text of this prompt's answer has no character that is incomplete.
+PROMPT = [BOS, *ids_of("hello")]
+
+
+async def test_a_stop_ends_the_answer_everywhere(tmp_path: Path) -> None:
+    expected = expected_answer(PROMPT, 50, KV)
+    stop, text, num_tokens = stop_of(byte_tokenizer().decode(expected), expected)
+    async with door(tmp_path) as d:
+        options: dict[str, Any] = {"max_tokens": 50, "temperature": 0.0, "stop": ["never", stop]}
+        generation = d.client.generate("hello", **options)
+        (answer,) = await generation.answers()
+        assert (answer.text, answer.token_ids) == (text, tuple(expected[:num_tokens]))
+        assert (answer.finish_reason, answer.matched_stop) == ("stop", stop)
+        assert generation.summary.num_output_tokens == num_tokens
+        await d.idle()
+        shown = await d.client.generate("hello", **options, include_stop_in_text=True).text()
+        assert shown == text + stop
+        await d.idle()
+
+
+async def test_a_stop_in_the_first_token_needs_no_transfer(tmp_path: Path) -> None:
+    expected = expected_answer(PROMPT, 1, KV)
+    stop = byte_tokenizer().decode(expected)
+    async with door(tmp_path) as d:
+        d.cluster.network.may_commit.clear()
+        generation = d.client.generate("hello", max_tokens=50, temperature=0.0, stop=stop)
+        assert await generation.text() == ""
+        assert generation.summary.choices[0].matched_stop == stop
+        await d.idle()
+
+
+async def test_several_answers_count_their_prompt_once(tmp_path: Path) -> None:
+    async with door(tmp_path) as d:
+        generation = d.client.generate("hello", max_tokens=9, temperature=0.0, n=3)
+        answers = await generation.answers()
+        # Greedy: the same three times.
+        assert [list(answer.token_ids) for answer in answers] == [expected_answer(PROMPT, 9, KV)] * 3
+        assert [answer.index for answer in answers] == [0, 1, 2]
+        summary = generation.summary
+        assert (summary.num_prompt_tokens, summary.num_output_tokens) == (6, 27)
+        assert [choice.num_output_tokens for choice in summary.choices] == [9] * 3
+        await d.idle()
+
+
+async def test_a_client_that_leaves_ends_all_its_answers(tmp_path: Path) -> None:
+    async with door(tmp_path) as d:
+        seen: set[int] = set()
+        async with d.client.generate("hello", max_tokens=50, temperature=0.0, n=3) as generation:
+            async for chunk in generation:
+                seen.add(chunk.index)
+                if len(seen) == 3:
+                    break
+        await d.idle()
+
+
+@pytest.mark.parametrize("known", [1, 4, 5, 6, 8])
+async def test_at_another_router_an_answer_goes_on_where_its_text_was(tmp_path: Path, known: int) -> None:
+    expected = expected_answer(PROMPT, 50, KV)
+    stop, text, num_tokens = stop_of(byte_tokenizer().decode(expected), expected)
+    known = min(known, num_tokens)
+    delivered = text[: known // 2]
+    async with door(tmp_path) as d, open_channel(d.address) as channel:
+        part = inference_service_pb2.PartialAnswer(token_ids=expected[:known], num_chars=len(delivered))
+        request = inference_service_pb2.GenerateRequest(
+            text="hello", max_tokens=50, temperature=0.0, seed=3, stop=[stop], partial_answers=[part]
         )
+        responses = [r async for r in InferenceServiceStub(channel).Generate(request)]
+        chunks = [response.chunk for response in responses if response.HasField("chunk")]
+        assert delivered + "".join(chunk.text for chunk in chunks) == text
+        assert [t for chunk in chunks for t in chunk.token_ids] == expected[known:num_tokens]
+        (choice,) = responses[-1].summary.choices
+        assert (choice.matched_stop, choice.num_output_tokens) == (stop, num_tokens)
+        assert choice.finish_reason == common_pb2.FINISH_REASON_STOP
         await d.idle()
 
 
@@ -200,8 +285,9 @@ async def test_a_slow_client_gets_merged_chunks_and_every_token(tmp_path: Path) 
             if response.HasField("chunk"):
                 assert response.chunk.start_index == len(got)
                 got += response.chunk.token_ids
-            else:
-                reason = response.summary.finish_reason
+            elif response.HasField("summary"):
+                (choice,) = response.summary.choices
+                reason = choice.finish_reason
         assert (got, reason) == (expected_answer([5, 6], 60, KV), common_pb2.FINISH_REASON_LENGTH)
         assert await call.code() == grpc.StatusCode.OK
         await d.idle()

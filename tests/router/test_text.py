@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,9 +77,9 @@ async def test_without_a_template_a_chat_is_refused(tmp_path: Path) -> None:
     assert error.value.field == "chat"
 
 
-def test_the_words_of_a_template_that_refuses_reach_the_client(text: Text) -> None:
+async def test_the_words_of_a_template_that_refuses_reach_the_client(text: Text) -> None:
     with pytest.raises(InvalidRequest, match="unknown role judge"):
-        text.render([{"role": "judge", "content": "a"}])
+        await text.encode_chat([{"role": "judge", "content": "a"}], 64)
 
 
 def test_a_damaged_template_is_refused_by_folder(tmp_path: Path) -> None:
@@ -92,8 +95,58 @@ def test_a_damaged_tokenizer_is_refused_by_file(tmp_path: Path) -> None:
         Text(model, at_once)
 
 
-def test_a_template_cannot_reach_python(tmp_path: Path) -> None:
+async def test_a_template_cannot_reach_python(tmp_path: Path) -> None:
     template = "{{ messages.__class__.__mro__ }}{{ messages.append(1) }}"
     sly = Text(model_dir(tmp_path / "sly", template=template), at_once)
     with pytest.raises(InvalidRequest):
-        sly.render([{"role": "user", "content": "a"}])
+        await sly.encode_chat([{"role": "user", "content": "a"}], 64)
+
+
+@pytest.mark.parametrize("prompt", ["hi", "<s>hi", "<s><s><s>hi"])
+async def test_a_text_has_one_bos_however_many_it_says(text: Text, prompt: str) -> None:
+    assert await text.encode(prompt, 64) == [BOS, *ids_of("hi")]
+
+
+async def test_control_text_in_a_text_prompt_is_control_tokens(text: Text) -> None:
+    assert await text.encode("a</s>b", 64) == [BOS, *ids_of("a"), EOS, *ids_of("b")]
+
+
+async def test_threads_share_the_tokenizers(tmp_path: Path) -> None:
+    """64 threads, 200 calls each, encoding and decoding texts of many lengths."""
+    text = Text(model_dir(tmp_path / "tiny"), at_once)
+    samples = ["a</s>b" * 3, "日本語", "x" * 60, "", "naïve café " * 4]
+    chats = [[{"role": "user", "content": sample}] for sample in samples]
+    encoded = [[BOS, *_with_eos(sample)] for sample in samples]
+    rendered = [[BOS, *ids_of(f"user:{sample};")] for sample in samples]
+
+    def work(seed: int) -> int:
+        rng = random.Random(seed)
+        for _ in range(200):
+            index = rng.randrange(len(samples))
+            match rng.randrange(3):
+                case 0:
+                    assert at_end(text.encode(samples[index], 10**6)) == encoded[index]
+                case 1:
+                    assert at_end(text.encode_chat(chats[index], 10**6)) == rendered[index]
+                case _:
+                    stream, ids = text.stream(), ids_of(samples[index])
+                    assert stream.push(ids) + stream.flush() == samples[index]
+        return 200
+
+    with ThreadPoolExecutor(64) as pool:
+        assert sum(pool.map(work, range(64))) == 64 * 200
+
+
+def at_end(work: Coroutine[Any, Any, list[int]]) -> list[int]:
+    """What a coroutine that never waits returns; no loop needed."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        ids: list[int] = end.value
+        return ids
+    raise AssertionError("it waits")
+
+
+def _with_eos(sample: str) -> list[int]:
+    first, *others = sample.split("</s>")
+    return [*ids_of(first), *(token_id for other in others for token_id in (EOS, *ids_of(other)))]

@@ -6,10 +6,15 @@ import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from baton.grammars import GrammarCompiler
 from baton.models import ModelDir
+from router.grammars import GrammarCheck
+
+ResultT = TypeVar("ResultT")
 
 BOS, EOS = 0, 1
 MAX_MODEL_LEN = 64
@@ -36,9 +41,14 @@ def byte_tokenizer(*, with_bos: bool = True) -> Tokenizer:
     return tokenizer
 
 
-async def at_once(work: Callable[[], list[int]]) -> list[int]:
+async def at_once(work: Callable[[], ResultT]) -> ResultT:
     """An Offload without a thread."""
     return work()
+
+
+def grammar_check(model: ModelDir) -> GrammarCheck:
+    """A real one, without a thread."""
+    return GrammarCheck(GrammarCompiler(model.tokenizer_path, model.limits.vocab_size, [EOS]), at_once)
 
 
 def ids_of(text: str) -> list[int]:

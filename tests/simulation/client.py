@@ -49,7 +49,7 @@ class SimRouters(Routers):
         self, request: GenerateRequest, *, timeout: float | None, metadata: Metadata
     ) -> ClientCall:
         """One call on the current router."""
-        if request.output_token_ids:
+        if request.partial_answers:
             self._resumed()
         call = self._caller.open(
             "generate",

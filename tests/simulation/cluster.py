@@ -161,6 +161,8 @@ class SimCluster:
         match message.WhichOneof("message"):
             case "committed":
                 self._guard(witness.committed, connection)
+            case "gone":
+                self._guard(witness.refused, connection, message.gone)
             case "lease_outcome":
                 self._guard(witness.told, message.lease_outcome)
 

@@ -41,6 +41,7 @@ from router.buckets import BucketQueue
 from router.config import RouterConfig
 from router.dispatcher import Dispatcher, Ticket
 from router.fleet import Fleet
+from router.grammars import GrammarCheck
 from router.service import InferenceServicer
 from router.text import Text
 from tests.fakes import FINGERPRINT
@@ -239,6 +240,7 @@ class RouterNode(Node):
             config=config,
             model=model(),
             text=Text(model(), at_once),
+            grammars=GrammarCheck(None, at_once),
             queue=self.queue,
             dispatcher=dispatcher,
             fleet=self.fleet,

@@ -90,8 +90,9 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"{seed}/cluster")
     routers = tuple(f"router-{index}" for index in range(rng.choice((1, 1, 2))))
-    # Prompts press on a slow decode worker that is always full, and many are cancelled.
-    is_crowded = rng.random() < 0.2
+    # Prompts press on slow decode workers that are always full, and many are cancelled during a step:
+    # blocks that it still writes to are wanted by others at once.
+    is_crowded = rng.random() < 0.25
     workers = tuple(
         _worker(role, index, is_crowded, rng)
         for role in ("prefill", "decode")
@@ -120,7 +121,7 @@ def _worker(role: str, index: int, is_crowded: bool, rng: random.Random) -> Work
     # Room for one to four of the largest requests.
     num_tokens, step_s = rng.choice((66, 120, 240)), rng.choice((0.03, 0.1, 0.3))
     if is_crowded:
-        num_tokens, step_s = (240, 0.03) if role == "prefill" else (100, 0.4)
+        num_tokens, step_s = (240, 0.03) if role == "prefill" else (100, 1.0)
     return WorkerPlan(
         name=f"{role}-{index}",
         role=role,
@@ -135,11 +136,12 @@ def _worker(role: str, index: int, is_crowded: bool, rng: random.Random) -> Work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Manners:
-    """How the clients of one seed behave: shares of all requests."""
+    """How the clients of one seed behave: shares of all requests; cancelled_after_s: a mean."""
 
     routers: tuple[str, ...]
     is_bursty: bool
     cancelled: float
+    cancelled_after_s: float
     slow: float
     deadline: float
 
@@ -153,6 +155,7 @@ def _requests(
         routers=routers,
         is_bursty=rng.random() < 0.3,
         cancelled=0.6 if is_crowded else rng.choice((0.0, 0.15, 0.3)),
+        cancelled_after_s=2.5 if is_crowded else 0.8,
         slow=rng.choice((0.0, 0.0, 0.1)),
         deadline=rng.choice((0.0, 0.1, 0.3)),
     )
@@ -174,7 +177,9 @@ def _request(index: int, manners: _Manners, rng: random.Random) -> RequestPlan:
         seed=rng.getrandbits(64),
         stop_token_ids=(rng.randrange(2, VOCAB),) if rng.random() < 0.3 else (),
         deadline_s=rng.uniform(0.05, 4.0) if rng.random() < manners.deadline else None,
-        cancel_after_s=rng.expovariate(1 / 0.8) if rng.random() < manners.cancelled else None,
+        cancel_after_s=rng.expovariate(1 / manners.cancelled_after_s)
+        if rng.random() < manners.cancelled
+        else None,
         patience_s=rng.uniform(0.1, 1.0) if rng.random() < manners.slow else 0.0,
     )
 
@@ -216,19 +221,20 @@ def _faults(
 
 
 def _storm(rng: random.Random, routers: tuple[str, ...], names: list[str]) -> list[Fault]:
-    """One slow link, and several quick deaths of what its news would be about."""
+    """Slow links, and several quick deaths of what their news would be about."""
     router = rng.choice(routers)
     prefill = rng.choice([name for name in names if name.startswith("prefill")])
     decode = rng.choice([name for name in names if name.startswith("decode")])
     scenes = (
-        ((decode, router), (prefill, router)),
-        ((router, prefill), (decode,)),
-        ((prefill, router), (decode,)),
+        # Of a commit, even of an answer that is complete, the router has heard from neither side.
+        (((decode, router), (prefill, router)), (prefill, router)),
+        (((router, prefill),), (decode,)),
+        (((prefill, router),), (decode,)),
     )
-    link, victims = rng.choice(scenes)
-    start, delay_s = rng.uniform(3.0, 12.0), rng.uniform(0.4, 1.6)
-    slow = Fault(at=start, kind="delay", target=link, lasts_s=16.0, amount=delay_s)
-    return [slow] + [
+    links, victims = rng.choice(scenes)
+    start, delay_s = rng.uniform(3.0, 20.0), rng.uniform(0.4, 1.6)
+    slow = [Fault(at=start, kind="delay", target=link, lasts_s=16.0, amount=delay_s) for link in links]
+    return slow + [
         Fault(
             at=start + rng.uniform(1.0, 15.0),
             kind="reset" if len(victims) == 2 else rng.choice(("crash", "gone")),

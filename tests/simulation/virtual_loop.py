@@ -81,32 +81,6 @@ PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 NOBODY = contextvars.Context()
 
 
-class _Handle(asyncio.Handle):
-    """asyncio's handle without its debugging: a run makes thousands of them."""
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: asyncio.AbstractEventLoop,
-        context: contextvars.Context | None,
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-
-
-class _Timer(_Handle, asyncio.TimerHandle):
-    """asyncio's timer, likewise."""
-
-    __slots__ = ()
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
     """asyncio's own loop on a clock that jumps."""
 
@@ -126,7 +100,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = _Handle(callback, args, self, context)
+        handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -137,8 +111,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        timer = _Timer(callback, args, self, context)
-        timer._when, timer._scheduled = when, False
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._num_timers += 1
         heapq.heappush(self._timers, (when, self._num_timers, timer))
         return timer

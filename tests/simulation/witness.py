@@ -66,6 +66,14 @@ class LeaseWitness:
         assert age_s <= self._ttl_s + 1e-6, f"{attempt} committed {age_s:.3f} s after its last renewal"
         account.is_committed = True
 
+    def refused(self, connection: Connection, gone: int) -> None:
+        """The worker refused a KV stream; what was meant for another life of it is refused as that."""
+        ticket = self._tickets[connection.number]
+        is_stray = ticket.incarnation != self._incarnation
+        assert not is_stray or gone == common_pb2.GONE_REASON_FENCED, (
+            f"{self._name}: attempt {ticket.attempt_id.hex()[:6]}, for another incarnation, was looked up"
+        )
+
     def told(self, outcome: decode_service_pb2.LeaseOutcome) -> None:
         """The worker tells a router where a lease ended up: what was committed is not gone."""
         account = self._accounts.get(outcome.attempt_id)

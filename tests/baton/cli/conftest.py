@@ -57,17 +57,33 @@ class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
 
     def Generate(self, request, context):  # noqa: N802
         self.requests.append(request)
-        for index, word in enumerate(self.words):
-            chunk = inference_service_pb2.Chunk(start_index=index, token_ids=[100 + index], text=word)
-            yield inference_service_pb2.GenerateResponse(chunk=chunk)
+        n = request.n or 1
+        for start, word in enumerate(self.words):
+            for index in range(n):
+                chunk = inference_service_pb2.Chunk(
+                    index=index, start_index=start, token_ids=[100 + start], text=word
+                )
+                yield inference_service_pb2.GenerateResponse(chunk=chunk)
         if self.breaks_off:
             context.set_trailing_metadata((("baton-error-code", "UNAVAILABLE"),))
             context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is lost")
+        for index in range(n):
+            chunk = inference_service_pb2.Chunk(
+                index=index, start_index=len(self.words), finish_reason=common_pb2.FINISH_REASON_STOP
+            )
+            yield inference_service_pb2.GenerateResponse(chunk=chunk)
         yield inference_service_pb2.GenerateResponse(
             summary=inference_service_pb2.Summary(
                 request_id="req-1",
                 model="tiny",
-                finish_reason=common_pb2.FINISH_REASON_STOP,
+                choices=[
+                    inference_service_pb2.Choice(
+                        index=index,
+                        finish_reason=common_pb2.FINISH_REASON_STOP,
+                        num_output_tokens=len(self.words),
+                    )
+                    for index in range(n)
+                ],
                 num_prompt_tokens=7,
                 num_output_tokens=len(self.words),
                 seed=42,

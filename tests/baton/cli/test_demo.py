@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from baton.answer import Summary, Timings
+from baton.answer import Choice, Summary, Timings
 from baton.cli.demo import PROMPTS, timings_table
 from baton.cli.demo_streams import DemoStreams
 
@@ -29,9 +29,10 @@ def summary(bucket: str, decode_worker: str) -> Summary:
     return Summary(
         request_id="r",
         model="m",
-        finish_reason="length",
+        choices=(Choice(index=0, finish_reason="length", num_output_tokens=8, matched_stop=""),),
         num_prompt_tokens=42,
         num_output_tokens=8,
+        num_cached_tokens=0,
         seed=1,
         timings=timings,
     )

@@ -10,7 +10,7 @@ NOT_UTF_8 = b"caf\xe9".decode("utf-8", "surrogateescape")
 def test_the_answer_goes_to_standard_output_and_the_timings_to_standard_error(baton, router) -> None:
     ran = baton("generate", "The capital", "--address", router.address, "--verbose")
     assert (ran.code, ran.out) == (0, "Paris is it.\n")
-    assert "7 prompt tokens, 3 generated, stop, seed 42" in ran.err
+    assert "7 prompt tokens (0 cached), 3 generated, stop, seed 42" in ran.err
     assert "TTFT 12.5 ms" in ran.err
     assert router.requests[0].text == "The capital"
 
@@ -44,13 +44,55 @@ def test_what_is_not_given_is_left_to_the_router(baton, router) -> None:
     assert not [name for name in absent if request.HasField(name)]
 
 
-def test_json_holds_text_token_ids_and_summary(baton, router) -> None:
-    ran = baton("generate", "x", "--address", router.address, "--json")
-    answer = json.loads(ran.out)
-    assert answer["text"] == "Paris is it."
-    assert answer["token_ids"] == [100, 101, 102]
-    assert answer["summary"]["finish_reason"] == "stop"
-    assert answer["summary"]["timings"]["prefill_worker"] == "prefill-0"
+def test_json_holds_the_answers_and_the_summary(baton, router) -> None:
+    ran = baton("generate", "x", "--address", router.address, "--json", "-n", "2")
+    shown = json.loads(ran.out)
+    assert [answer["index"] for answer in shown["answers"]] == [0, 1]
+    for answer in shown["answers"]:
+        assert answer["text"] == "Paris is it."
+        assert answer["token_ids"] == [100, 101, 102]
+        assert answer["finish_reason"] == "stop"
+    assert shown["summary"]["choices"][1]["num_output_tokens"] == 3
+    assert shown["summary"]["timings"]["prefill_worker"] == "prefill-0"
+
+
+def test_several_answers_come_under_their_numbers(baton, router) -> None:
+    ran = baton("generate", "x", "--address", router.address, "--n", "2")
+    assert (ran.code, ran.out) == (0, "[0] Paris is it.\n[1] Paris is it.\n")
+
+
+def test_what_an_answer_may_be_arrives(baton, router, tmp_path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    options = ["--stop", "a", "--stop", "b", "--include-stop", "--min-tokens", "2", "--top-logprobs", "3"]
+    options += ["--repetition-penalty", "1.5", "--presence-penalty", "0.5", "--frequency-penalty", "-0.5"]
+    options += ["--logit-bias", "4=-2.5", "--logit-bias", "5=1", "--allowed-token-id", "7"]
+    options += ["--stop-token-id", "9", "--keep-special-tokens", "--truncate-prompt", "8"]
+    options += ["--prompt-logprobs", "0", "--json-schema", str(schema)]
+    assert baton("generate", "x", "--address", router.address, *options).code == 0
+    (request,) = router.requests
+    assert (list(request.stop), request.include_stop_in_text) == (["a", "b"], True)
+    assert (request.min_tokens, request.logprobs, request.top_logprobs) == (2, True, 3)
+    assert request.repetition_penalty == 1.5
+    assert (request.presence_penalty, request.frequency_penalty) == (0.5, -0.5)
+    assert (dict(request.logit_bias), list(request.allowed_token_ids)) == ({4: -2.5, 5: 1.0}, [7])
+    assert (list(request.stop_token_ids), request.truncate_prompt_tokens) == ([9], 8)
+    assert request.HasField("skip_special_tokens")
+    assert not request.skip_special_tokens
+    assert request.HasField("prompt_logprobs")
+    assert request.grammar.json_schema == '{"type": "object"}'
+
+
+@pytest.mark.parametrize(
+    ("option", "kind", "expected"),
+    [(["--regex", "a+"], "regex", "a+"), (["--choice", "a", "--choice", "b"], "choices", ["a", "b"])],
+    ids=["regex", "choice"],
+)
+def test_a_grammar_arrives(baton, router, option, kind, expected) -> None:
+    assert baton("generate", "x", "--address", router.address, *option).code == 0
+    grammar = router.requests[0].grammar
+    assert grammar.WhichOneof("kind") == kind
+    assert (list(grammar.choices.texts) if kind == "choices" else grammar.regex) == expected
 
 
 def test_a_dash_reads_standard_input(baton, router) -> None:
@@ -74,8 +116,22 @@ def test_token_ids(baton, router, written) -> None:
         (["1 two", "--token-ids"], None, "'PROMPT': not token ids"),
         (["x", "--seed", "-1"], None, "seed"),
         (["1 -2", "--token-ids"], None, "token_ids"),
+        (["x", "--logit-bias", "4"], None, "ID=VALUE"),
+        (["x", "--regex", "a", "--choice", "b"], None, "exclude each other"),
+        (["x", "--lark", "/nowhere/grammar"], None, "'--lark': /nowhere/grammar cannot be read"),
     ],
-    ids=["bytes", "stdin-bytes", "empty", "empty-stdin", "words-as-ids", "seed", "negative-id"],
+    ids=[
+        "bytes",
+        "stdin-bytes",
+        "empty",
+        "empty-stdin",
+        "words-as-ids",
+        "seed",
+        "negative-id",
+        "bias",
+        "two-grammars",
+        "no-file",
+    ],
 )
 def test_wrong_input_is_exit_code_2_and_names_the_argument(baton, router, arguments, stdin, message) -> None:
     ran = baton("generate", *arguments, "--address", router.address, stdin=stdin)

@@ -52,7 +52,7 @@ def test_the_tables_show_workers_and_buckets(baton, cluster) -> None:
     assert ran.code == 0
     rows = {line.split()[0]: line.split() for line in ran.out.splitlines() if line.split()}
     assert rows["decode-0"][1:] == [
-        *("decode", "ready", "127.0.0.1:4001", "bfloat16", "700", "728", "3", "0", "-")
+        *("decode", "ready", "127.0.0.1:4001", "bfloat16", "700", "728", "16", "3", "0", "-")
     ]
     assert "refused: num_layers differs [30 != 31]" in ran.out
     assert rows["prefill-0"][-1] == "4096"
@@ -66,7 +66,7 @@ def test_a_narrow_terminal_cuts_nothing_short(baton, cluster, columns) -> None:
     ran = baton("status", "--address", cluster.address, columns=columns)
     assert "…" not in ran.out
     rows = {line.split()[0]: line.split() for line in ran.out.splitlines() if line.split()}
-    assert rows["decode-0"][3:7] == ["127.0.0.1:4001", "bfloat16", "700", "728"]
+    assert rows["decode-0"][3:8] == ["127.0.0.1:4001", "bfloat16", "700", "728", "16"]
 
 
 def test_json_holds_every_field_with_numbers_as_numbers(baton, cluster) -> None:

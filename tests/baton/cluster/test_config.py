@@ -31,6 +31,7 @@ def test_the_workers_that_must_be_ready() -> None:
         ("decode", -1),
         ("threads", 0),
         ("kv_cache_bytes", 0),
+        ("kv_memory_fraction", 0.0),
         ("port", 65536),
         ("dashboard_port", -1),
         ("dtype", "int8"),

@@ -59,6 +59,15 @@ def test_prefill_workers_have_names_and_share_settings(places) -> None:
     }
 
 
+def test_all_workers_together_take_a_share_of_the_memory(places) -> None:
+    config = ClusterConfig(prefill=2, decode=3, kv_memory_fraction=0.4, ray=False)
+    shares = [
+        read(spec, PrefillConfig, "prefill").kv_memory_fraction for spec in prefill_specs(config, places)
+    ]
+    shares += [read(spec, DecodeConfig, "decode").kv_memory_fraction for spec in decode_specs(config, places)]
+    assert shares == [pytest.approx(0.08)] * 5
+
+
 def test_what_is_not_set_is_left_to_the_roles_own_settings(places) -> None:
     (spec,) = prefill_specs(ClusterConfig(), places)
     environ = {**spec.environment, "BATON_PREFILL_DTYPE": "float16", "BATON_PREFILL_KV_CACHE_BYTES": "4096"}
