@@ -65,7 +65,8 @@ class Engine:
 def grammar_states(model: ModelDir, pool: Pool) -> GrammarStates | None:
     """Where a worker's grammars are kept; None, with a line in the log, if the model cannot be used with any."""
     try:
-        compiler = GrammarCompiler(model.tokenizer_path, model.limits.vocab_size, sorted(model.eos_token_ids))
+        eos_token_ids = sorted(model.eos_token_ids)
+        compiler = GrammarCompiler(model.tokenizer_path, model.limits.vocab_size, eos_token_ids)
     except (ConfigError, ModelError) as error:
         log.warning("no structured output", reason=error.message)
         return None

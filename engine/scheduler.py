@@ -160,7 +160,7 @@ class Scheduler:
         return build_batch(self._step_id, chunks, self._pool.block_size, self._eos_token_ids)
 
     def wake_by(self, wake: Callable[[], object]) -> None:
-        """Names what is to be called, on any thread, when a request need not wait for its grammar any more."""
+        """Names what to call, on any thread, when a request need not wait for its grammar any more."""
         if self._grammars is not None:
             self._grammars.on_ready = wake
 

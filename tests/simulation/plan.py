@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from tests.fakes import VOCAB
 
 KV_SHAPE = (2, 2, 2, 4)  # layers, keys and values, kv heads, head dim
+# With the longest answer it fits the smallest cache and the model.
+LONGEST_PROMPT = 40
 FAULT_PHASE_S = 40.0
 LINK_KINDS = ("delay", "reset", "silence", "clog", "partition", "frames")
 NODE_KINDS = ("crash", "gone", "pause", "slow")
@@ -139,6 +141,7 @@ class _Manners:
     """How the clients of one seed behave: shares of all requests; cancelled_after_s: a mean."""
 
     routers: tuple[str, ...]
+    stems: tuple[tuple[int, ...], ...]
     is_bursty: bool
     cancelled: float
     cancelled_after_s: float
@@ -153,6 +156,8 @@ def _requests(
     count = num_requests or rng.randint(50, 70)
     manners = _Manners(
         routers=routers,
+        # What prompts begin with, so that caches find something.
+        stems=tuple(_tokens(rng.randint(4, 24), rng) for _ in range(2)),
         is_bursty=rng.random() < 0.3,
         cancelled=0.6 if is_crowded else rng.choice((0.0, 0.15, 0.3)),
         cancelled_after_s=2.5 if is_crowded else 0.8,
@@ -163,7 +168,8 @@ def _requests(
 
 
 def _request(index: int, manners: _Manners, rng: random.Random) -> RequestPlan:
-    num_prompt = rng.choice((rng.randint(1, 8), rng.randint(4, 40)))
+    num_prompt = rng.choice((rng.randint(1, 8), rng.randint(4, LONGEST_PROMPT)))
+    stem = rng.choice(manners.stems) if rng.random() < 0.4 else ()
     num_output = rng.choice((rng.randint(2, 8), rng.randint(8, 22)))
     at = rng.uniform(1.0, FAULT_PHASE_S - 1)
     if manners.is_bursty:
@@ -172,7 +178,7 @@ def _request(index: int, manners: _Manners, rng: random.Random) -> RequestPlan:
         request_id=f"r{index}",
         at=at,
         router=rng.choice(manners.routers),
-        prompt=tuple(rng.randrange(2, VOCAB) for _ in range(num_prompt)),
+        prompt=(stem + _tokens(num_prompt, rng))[:LONGEST_PROMPT],
         max_tokens=1 if rng.random() < 0.05 else num_output,
         seed=rng.getrandbits(64),
         stop_token_ids=(rng.randrange(2, VOCAB),) if rng.random() < 0.3 else (),
@@ -184,6 +190,10 @@ def _request(index: int, manners: _Manners, rng: random.Random) -> RequestPlan:
     )
 
 
+def _tokens(count: int, rng: random.Random) -> tuple[int, ...]:
+    return tuple(rng.randrange(2, VOCAB) for _ in range(count))
+
+
 def probe(plan: Plan, index: int, at: float) -> RequestPlan:
     """One of the requests that show that a healed cluster works; those of odd number are cancelled."""
     rng = random.Random(f"{plan.seed}/probe/{index}")
@@ -191,7 +201,7 @@ def probe(plan: Plan, index: int, at: float) -> RequestPlan:
         request_id=f"probe{index}",
         at=at,
         router=plan.routers[index // 2 % len(plan.routers)],
-        prompt=tuple(rng.randrange(2, VOCAB) for _ in range(rng.randint(1, 30))),
+        prompt=_tokens(rng.randint(1, 30), rng),
         max_tokens=30 if index % 2 else rng.randint(4, 8),
         seed=index,
         stop_token_ids=(),

@@ -38,6 +38,10 @@ POINTS = (
     "deadline passed",
     "client cancelled",
     "first token was the last",
+    "a request gave way",
+    "a prefix was in a prefill worker's cache",
+    "a prefix was in a decode worker's cache",
+    "a prefix was pinned where nothing else was left",
 )
 RESUMES = ("resumed before the first token", "resumed during transfer", "resumed in mid-decode")
 
@@ -110,6 +114,8 @@ class Sometimes:
                 self._reserved(message.reserve_result)
             case "lease_outcome":
                 self._outcome(message.lease_outcome)
+            case "preempted":
+                self.hit("a request gave way")
             case "step":
                 for token in message.step.tokens:
                     if self._first_tokens.setdefault(token.attempt_id, "decode") == "decode":
@@ -119,6 +125,10 @@ class Sometimes:
     def _reserved(self, result: Any) -> None:
         request = self._request_of.get(result.attempt_id, "")
         if result.HasField("lease"):
+            if result.lease.num_held_tokens:
+                self.hit("a prefix was in a decode worker's cache")
+                if not result.num_free_blocks:
+                    self.hit("a prefix was pinned where nothing else was left")
             if self._refused.pop(request, 0) is None:
                 self.hit("reservation refused, later granted")
             return
@@ -138,8 +148,11 @@ class Sometimes:
         match message.WhichOneof("message"):
             case "token" if not message.token.finish_reason:
                 self._first_tokens.setdefault(message.token.attempt_id, "prefill")
-            case "ended" if message.ended.HasField("finished"):
-                self.hit("first token was the last")
+            case "ended":
+                if message.ended.HasField("finished"):
+                    self.hit("first token was the last")
+                if message.ended.num_cached_tokens:
+                    self.hit("a prefix was in a prefill worker's cache")
             case "credit_reclaim":
                 self.hit("credit reclaimed")
 
