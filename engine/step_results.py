@@ -55,13 +55,19 @@ class ChunkResult(NamedTuple):
 
 def split_output(chunks: Sequence[Chunk], output: StepOutput) -> Iterator[ChunkResult]:
     """The results of a step's chunks, in their order."""
+    # Lists, because a step has many rows and a number out of an array costs ten times as much.
+    finite_rows, token_ids, logprobs = (
+        output.finite.tolist(),
+        output.token_ids.tolist(),
+        output.logprobs.tolist(),
+    )
     num_sampled = num_scored = 0
     for sequence, chunk in enumerate(chunks):
         row = num_sampled if chunk.samples else None
         num_sampled += chunk.samples
         rows = slice(num_scored, num_scored + len(chunk.scored))
         num_scored = rows.stop
-        finite = row is None or bool(output.finite[row])
+        finite = row is None or finite_rows[row]
         if chunk.scored and output.scores is not None:
             finite = finite and bool(output.scores.finite[rows].all())
         if not finite:
@@ -73,17 +79,16 @@ def split_output(chunks: Sequence[Chunk], output: StepOutput) -> Iterator[ChunkR
         elif row in output.blocked:
             yield ChunkResult(chunk, None, None, _blocked(chunk.request))
         else:
-            token = _token(output, row, chunk.request.params)
+            token = SampledToken(token_ids[row], logprobs[row], _top(output, row, chunk.request.params))
             yield ChunkResult(chunk, token, _prompt_logprobs(chunk, output.scores, rows), None)
 
 
-def _token(output: StepOutput, row: int, params: SamplingParams) -> SampledToken:
-    top: tuple[tuple[int, float], ...] = ()
-    if params.top_logprobs and output.top is not None:
-        count = params.top_logprobs
-        ids, logprobs = output.top.token_ids[row, :count], output.top.logprobs[row, :count]
-        top = tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))
-    return SampledToken(int(output.token_ids[row]), float(output.logprobs[row]), top)
+def _top(output: StepOutput, row: int, params: SamplingParams) -> tuple[tuple[int, float], ...]:
+    count = params.top_logprobs
+    if not count or output.top is None:
+        return ()
+    ids, logprobs = output.top.token_ids[row, :count], output.top.logprobs[row, :count]
+    return tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))
 
 
 def _prompt_logprobs(chunk: Chunk, scores: Scores | None, rows: slice) -> PromptLogprobs | None:

@@ -138,11 +138,12 @@ def test_kept_sets_and_frequencies(
 
 
 def test_of_tied_tokens_the_lowest_ids_survive() -> None:
-    logits = torch.tensor([[1.0, 2.0, 1.0, 2.0, 1.0, 0.0], [3.0, 3.0, 3.0, 3.0, 3.0, 3.0]])
+    logits = torch.tensor([[1.0, 2.0, 1.0, 2.0, 1.0, 0.0], *[[3.0, 3.0, 3.0, 3.0, 3.0, 3.0]] * 2])
 
-    kept_RV = kept(logits, [3, 4], [1.0, 1.0], [0.0, 0.0])
+    # The last row: three of six reach a share of 0.45.
+    kept_RV = kept(logits, [3, 4, 0], [1.0, 1.0, 0.45], [0.0, 0.0, 0.0])
 
-    assert [row.nonzero()[:, 0].tolist() for row in kept_RV] == [[0, 1, 3], [0, 1, 2, 3]]
+    assert [row.nonzero()[:, 0].tolist() for row in kept_RV] == [[0, 1, 3], [0, 1, 2, 3], [0, 1, 2]]
 
 
 def test_excluded_tokens_never_survive() -> None:

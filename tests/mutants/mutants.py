@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from baton.v1 import decode_service_pb2
 from decode_worker.worker import DecodeWorker
+from engine.block_pool import BlockPool
+from engine.block_tables import BlockTables
 from engine.block_pool import BlockPool
 from engine.scheduler import Scheduler
 from kvtransfer import wire
@@ -102,7 +105,7 @@ def first_token_gap() -> Any:
     return patch.object(DecodeWorker, "_committed", silently)
 
 
-@mutant("a request that has finished is computed again: what became of its attempt is forgotten at once")
+@mutant("a request that has finished is computed again: what became of its attempt is forgotten at once", seed=177)
 @contextmanager
 def tombstone_missing() -> Iterator[None]:
     def abort(self: Any, attempt_id: bytes, now: float) -> Any:
@@ -119,7 +122,7 @@ def tombstone_missing() -> Iterator[None]:
         yield
 
 
-@mutant("a write that was meant for a worker's former life is taken by the next one")
+@mutant("a write that was meant for a worker's former life is taken by the next one", seed=3)
 def incarnation_not_checked() -> Any:
     admit = KvReceiver.open
 
@@ -224,7 +227,7 @@ def abort_if_uncommitted_ignored() -> Any:
     return patch.object(DecodeWorker, "_abort_if_uncommitted", lambda self, session, attempt_id, now: None)
 
 
-@mutant("a committed request is given up, and its blocks with it, when its prefill worker dies", seed=13)
+@mutant("a committed request is given up, and its blocks with it, when its prefill worker dies", seed=62)
 def abort_does_not_look_at_the_commit() -> Any:
     def abort(self: Any, attempt_id: bytes, now: float) -> Any:
         self.release(attempt_id, GoneReason.CANCELLED, now)
@@ -233,7 +236,7 @@ def abort_does_not_look_at_the_commit() -> Any:
     return patch.object(LeaseTable, "abort_if_uncommitted", abort)
 
 
-@mutant("an attempt that ends twice gives its blocks back twice: those of somebody else by then")
+@mutant("an attempt that ends twice gives its blocks back twice: those of somebody else by then", seed=3)
 @contextmanager
 def release_not_idempotent() -> Iterator[None]:
     end, release = PrefillWorker._end, BlockPool.release
@@ -274,3 +277,44 @@ def result_of_a_request_that_left() -> Any:
         return None if self.fence is not None else remove(self, attempt_id)
 
     return patch.object(Scheduler, "remove", keep)
+
+
+@mutant("a request is given the KV of another prompt: its block was reused, and is still found by its old key")
+def eviction_forgets_the_index() -> Any:
+    return patch.object(BlockPool, "_evict", lambda self: self._cached.popitem(last=False)[0])
+
+
+@mutant("a request shares KV that is not computed yet", seed=6)
+@contextmanager
+def published_before_it_is_computed() -> Iterator[None]:
+    cover = BlockTables.cover
+
+    def too_early(self: Any, request: Any) -> bool:
+        is_covered = cover(self, request)
+        computed, request.num_computed_tokens = request.num_computed_tokens, request.num_tokens
+        self.publish(request)
+        request.num_computed_tokens = computed
+        return is_covered
+
+    with patch.object(BlockTables, "cover", too_early):
+        yield
+
+
+@mutant("a request that gives way takes its blocks along, and the worker runs dry")
+def blocks_of_the_preempted_lost() -> Any:
+    def lose(self: Any, request: Any, fence: Any = None) -> None:
+        request.block_ids = []
+
+    return patch.object(BlockTables, "give_back", lose)
+
+
+@mutant("a request that gave way starts over, and its client sees the answer twice")
+def preemption_forgets_tokens() -> Any:
+    decode_said = Generation._decode_said
+
+    def forgetful(self: Any, event: Any, assignment: Any, legs: Any) -> None:
+        if isinstance(event, decode_service_pb2.Preempted):
+            self.token_ids = []
+        decode_said(self, event, assignment, legs)
+
+    return patch.object(Generation, "_decode_said", forgetful)
