@@ -105,7 +105,9 @@ def first_token_gap() -> Any:
     return patch.object(DecodeWorker, "_committed", silently)
 
 
-@mutant("a request that has finished is computed again: what became of its attempt is forgotten at once", seed=177)
+@mutant(
+    "a request that has finished is computed again: what became of its attempt is forgotten at once", seed=177
+)
 @contextmanager
 def tombstone_missing() -> Iterator[None]:
     def abort(self: Any, attempt_id: bytes, now: float) -> Any:
@@ -279,7 +281,9 @@ def result_of_a_request_that_left() -> Any:
     return patch.object(Scheduler, "remove", keep)
 
 
-@mutant("a request is given the KV of another prompt: its block was reused, and is still found by its old key")
+@mutant(
+    "a request is given the KV of another prompt: its block was reused, and is still found by its old key"
+)
 def eviction_forgets_the_index() -> Any:
     return patch.object(BlockPool, "_evict", lambda self: self._cached.popitem(last=False)[0])
 
