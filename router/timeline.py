@@ -67,4 +67,5 @@ class Timeline:
                 gap_s = (self._last_token_at - self._first_token_at) / (self._num_tokens - 1)
                 self._timings.itl_ms = 1000 * gap_s
         self._timings.num_attempts = self.num_attempts
+        self._timings.num_preemptions = self.num_preemptions
         return self._timings

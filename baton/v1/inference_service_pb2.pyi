@@ -643,6 +643,7 @@ class Timings(_message.Message):
     TOTAL_MS_FIELD_NUMBER: _builtins.int
     NUM_ATTEMPTS_FIELD_NUMBER: _builtins.int
     TRANSFER_TAIL_MS_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     bucket: _builtins.str
     """Label of the length bucket, for example "128-255"."""
     prefill_worker: _builtins.str
@@ -673,6 +674,8 @@ class Timings(_message.Message):
     """From the first token to the commit, in milliseconds: the part of the
     transfer that no computation hides.
     """
+    num_preemptions: _builtins.int
+    """How often a decode worker gave its blocks to older requests, so that it was resumed."""
     def __init__(
         self,
         *,
@@ -689,10 +692,11 @@ class Timings(_message.Message):
         total_ms: _builtins.float = ...,
         num_attempts: _builtins.int = ...,
         transfer_tail_ms: _builtins.float = ...,
+        num_preemptions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "decode_worker", b"decode_worker", "itl_ms", b"itl_ms", "num_attempts", b"num_attempts", "prefill_ms", b"prefill_ms", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "reserve_ms", b"reserve_ms", "total_ms", b"total_ms", "transfer_bytes", b"transfer_bytes", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "decode_worker", b"decode_worker", "itl_ms", b"itl_ms", "num_attempts", b"num_attempts", "num_preemptions", b"num_preemptions", "prefill_ms", b"prefill_ms", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "reserve_ms", b"reserve_ms", "total_ms", b"total_ms", "transfer_bytes", b"transfer_bytes", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

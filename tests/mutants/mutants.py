@@ -18,7 +18,6 @@ from baton.v1 import decode_service_pb2
 from decode_worker.worker import DecodeWorker
 from engine.block_pool import BlockPool
 from engine.block_tables import BlockTables
-from engine.block_pool import BlockPool
 from engine.scheduler import Scheduler
 from kvtransfer import wire
 from kvtransfer.contract import Answer, Committed, Gone, GoneReason, Ticket
@@ -59,7 +58,7 @@ def step_fence_skipped() -> Any:
     return patch.object(Scheduler, "fence", property(lambda self: None))
 
 
-@mutant("a sender that was cut off writes into blocks that belong to somebody else by now", seed=5)
+@mutant("a sender that was cut off writes into blocks that belong to somebody else by now", seed=1)
 @contextmanager
 def lease_fence_skipped() -> Iterator[None]:
     def nothing(self: Any, gone: Gone) -> None:
@@ -124,7 +123,7 @@ def tombstone_missing() -> Iterator[None]:
         yield
 
 
-@mutant("a write that was meant for a worker's former life is taken by the next one", seed=3)
+@mutant("a write that was meant for a worker's former life is taken by the next one", seed=23)
 def incarnation_not_checked() -> Any:
     admit = KvReceiver.open
 
@@ -147,7 +146,7 @@ def lease_never_expires() -> Iterator[None]:
         yield
 
 
-@mutant("a prefill worker keeps a lease alive that no router wants any more", seed=8)
+@mutant("a prefill worker keeps a lease alive that no router wants any more", seed=145)
 def lease_renewed_by_the_sender() -> Any:
     frame = IncomingWrite.frame
 
@@ -192,7 +191,7 @@ def no_dedupe_by_index() -> Any:
     return patch.object(Generation, "_deliver", all_of_it)
 
 
-@mutant("a bit that flipped on the way becomes a wrong answer", seed=1)
+@mutant("a bit that flipped on the way becomes a wrong answer", seed=10)
 def frame_digest_not_verified() -> Any:
     return patch.object(wire, "_digest", lambda fields, payload: 0)
 
@@ -224,7 +223,7 @@ def resume_one_token_short() -> Any:
     return patch.object(Generation, "_sequence", short)
 
 
-@mutant("a request waits for an answer that never comes", seed=2)
+@mutant("a request waits for an answer that never comes", seed=4)
 def abort_if_uncommitted_ignored() -> Any:
     return patch.object(DecodeWorker, "_abort_if_uncommitted", lambda self, session, attempt_id, now: None)
 
@@ -238,7 +237,7 @@ def abort_does_not_look_at_the_commit() -> Any:
     return patch.object(LeaseTable, "abort_if_uncommitted", abort)
 
 
-@mutant("an attempt that ends twice gives its blocks back twice: those of somebody else by then", seed=3)
+@mutant("an attempt that ends twice gives its blocks back twice: those of somebody else by then", seed=5)
 @contextmanager
 def release_not_idempotent() -> Iterator[None]:
     end, release = PrefillWorker._end, BlockPool.release
@@ -259,7 +258,7 @@ def release_not_idempotent() -> Iterator[None]:
         yield
 
 
-@mutant("a request decodes with holes in its KV", seed=1)
+@mutant("a request decodes with holes in its KV", seed=10)
 def commit_without_coverage() -> Any:
     commit = IncomingWrite.commit
 
