@@ -63,7 +63,7 @@ class Engine:
 
 
 def grammar_states(model: ModelDir, pool: Pool) -> GrammarStates | None:
-    """Where a worker's grammars are kept; None, with a line in the log, if the model cannot be used with any."""
+    """Where a worker's grammars are kept; None, with a line in the log, if the model allows none."""
     try:
         eos_token_ids = sorted(model.eos_token_ids)
         compiler = GrammarCompiler(model.tokenizer_path, model.limits.vocab_size, eos_token_ids)
