@@ -82,6 +82,7 @@ class DecodeWorker:
             "writes": self.receiver.num_open_writes,
             "requests_running": scheduler.num_running,
             "requests_waiting": scheduler.num_waiting,
+            "grammars": scheduler.num_grammars,
         }
 
     async def serve(self, session: RouterSession) -> None:

@@ -125,7 +125,8 @@ class Request:
 
     def rewind(self) -> None:
         """Back to where it waits for blocks, with the tokens it has: resuming it computes them again."""
-        self.move_to(RequestStatus.QUEUED)
+        if self.status is not RequestStatus.QUEUED:
+            self.move_to(RequestStatus.QUEUED)
         self.num_computed_tokens = 0
 
     def finish(self, reason: FinishReason) -> None:

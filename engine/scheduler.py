@@ -96,6 +96,11 @@ class Scheduler:
         return len(self._waiting) + len(self._joining)
 
     @property
+    def num_grammars(self) -> int:
+        """Grammars that requests hold."""
+        return 0 if self._grammars is None else len(self._grammars)
+
+    @property
     def num_growth_blocks(self) -> int:
         """Blocks that must stay free above any reservation: one for every request that decodes."""
         decoding = RequestStatus.DECODING

@@ -83,6 +83,7 @@ class PrefillWorker:
             "blocks_fenced": pool.num_fenced,
             "requests_running": scheduler.num_running,
             "requests_waiting": scheduler.num_waiting,
+            "grammars": scheduler.num_grammars,
             "transfers": self._sender.num_open_transfers,
             "credit_spent_tokens": self._credits.num_spent,
         }

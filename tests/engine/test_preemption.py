@@ -198,3 +198,27 @@ def test_whatever_comes_and_goes_every_answer_is_the_undisturbed_one(seed: int) 
     for request, prompt, max_tokens in requests.values():
         assert engine.answer(request) == engine.expected(prompt, max_tokens)
     assert engine.pool.num_used == engine.pool.num_fenced == 0
+
+
+def test_a_request_that_has_blocks_and_not_begun_can_give_way_too() -> None:
+    engine = Engine(9, max_running=1)
+    old = engine.add(0, list(range(2, 18)), 12)
+    engine.step()
+    # It waits for a place in the batch, with blocks that were reserved for it.
+    young = engine.add(1, list(range(40, 52)), 4, block_ids=engine.pool.allocate(3))
+    engine.run()
+    assert engine.num_preempted == {young.attempt_id: 1}
+    assert engine.answer(old) == engine.expected(list(range(2, 18)), 12)
+    assert engine.answer(young) == engine.expected(list(range(40, 52)), 4)
+
+
+def test_a_request_whose_kv_is_on_its_way_holds_no_place_in_the_batch() -> None:
+    engine = Engine(40, max_running=1)
+    sent = engine.add(0, list(range(2, 18)), 4, prefill_only=True)
+    engine.step()
+    assert sent.status is RequestStatus.TRANSFERRING
+    # Its transfer may stall as long as it likes.
+    other = engine.add(1, list(range(40, 56)), 4, prefill_only=True)
+    engine.step()
+    assert other.status is RequestStatus.TRANSFERRING
+    assert (engine.scheduler.num_running, len(sent.block_ids)) == (0, 4)
