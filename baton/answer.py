@@ -103,6 +103,7 @@ class Timings:
 
     transfer_ms: from the first KV frame to the commit.
     transfer_tail_ms: the part of it after the first token, which no computation hides.
+    num_preemptions: how often a decode worker gave its blocks to older requests.
     """
 
     bucket: str
@@ -118,6 +119,7 @@ class Timings:
     total_ms: float
     num_attempts: int
     transfer_tail_ms: float
+    num_preemptions: int
 
     @classmethod
     def from_proto(cls, proto: inference_service_pb2.Timings) -> Timings:

@@ -155,13 +155,14 @@ class DecodeWorker:
         lease = self._reserve_blocks(attempt, now, compute_locally=command.compute_locally)
         if isinstance(lease, Refusal):
             return lease.error
-        self._engine.scheduler.prepare(request)
         self._attempts[request.attempt_id] = attempt
+        self._watch_expiry()
         if sequence.remaining_ms:
             attempt.deadline = asyncio.get_running_loop().call_later(
                 sequence.remaining_ms / 1000, self._fail, attempt, DeadlineExceeded("the deadline passed")
             )
-        self._watch_expiry()
+        if not command.compute_locally:
+            self._engine.scheduler.prepare(request)
         return lease
 
     def _reserve_blocks(
@@ -190,34 +191,47 @@ class DecodeWorker:
         """Nothing will be transferred: the request joins, and computes what is not held."""
         self._leases.commit(lease, now)
         request = lease.payload.request
-        request.block_ids = list(lease.block_ids)
+        self._take_blocks(lease)
         request.rewind()
         request.num_computed_tokens = request.num_cached_tokens = lease.num_held_tokens
-        self._joined(lease.payload)
+        self._join(lease.payload)
 
-    def _joined(self, attempt: Attempt) -> None:
+    def _take_blocks(self, lease: Lease[Attempt]) -> None:
+        """From the commit on the request owns the blocks; others have published the held ones."""
+        request = lease.payload.request
+        request.block_ids = list(lease.block_ids)
+        request.num_published_blocks = lease.num_held_tokens // self._engine.pool.block_size
+
+    def _join(self, attempt: Attempt, first_token: FirstToken | None = None) -> None:
+        """The request joins the next step; first_token: sampled elsewhere, to be repeated to the router."""
         attempt.span = start_span(
             "DECODING", parent=attempt.traceparent, attributes={"baton.request_id": attempt.request_id}
         )
         outcome = decode_service_pb2.LeaseOutcome(attempt_id=attempt.attempt_id, committed=True)
         self._send(attempt.session, DecodeServiceSessionResponse(lease_outcome=outcome))
-        self._engine.scheduler.add(attempt.request)
+        if first_token is not None:
+            # The router may have lost the prefill worker's own message; it drops what it knows already.
+            repeated = write_first_token(attempt.attempt_id, first_token)
+            self._send_tokens({attempt.session: [repeated]})
+        try:
+            self._engine.scheduler.add(attempt.request)
+        except BatonError as error:
+            # The router knows of the commit; it hears now that nothing will come of it.
+            self._fail(attempt, error)
+            return
         self._steps.wake()
 
     def _committed(self, lease: Lease[Attempt], first_token: FirstToken) -> None:
         """The KV is here: from now on the request owns the blocks, and it joins the next step."""
         attempt, request = lease.payload, lease.payload.request
-        request.block_ids = list(lease.block_ids)
+        self._take_blocks(lease)
         if first_token.token_id >= self._limits.vocab_size:
             self._fail(attempt, InternalError("the prefill worker sent a token outside the vocabulary"))
             return
         request.num_computed_tokens = request.num_tokens
         request.token_ids.append(first_token.token_id)
         request.move_to(RequestStatus.DECODING)
-        self._joined(attempt)
-        # The router may have lost the prefill worker's own message; it drops what it knows already.
-        repeated = write_first_token(attempt.attempt_id, first_token)
-        self._send_tokens({attempt.session: [repeated]})
+        self._join(attempt, first_token)
 
     def _lost(self, lease: Lease[Attempt], reason: GoneReason) -> None:
         """A lease ended without its router's doing: the router hears of it, and the attempt ends."""

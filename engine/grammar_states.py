@@ -86,12 +86,15 @@ class GrammarStates:
                 self._pool.compile(partial(self._compiler.compile, params.grammar))
 
     def is_ready(self, key: bytes) -> bool:
-        """Whether a request may join a step: it has no grammar, or its grammar is compiled."""
-        return key not in self._states or self._states[key].done()
+        """Whether a request may join a step: it has no grammar, or its grammar is compiled and sound."""
+        future = self._states.get(key)
+        return future is None or (future.done() and not future.cancelled() and future.exception() is None)
 
     def failed(self) -> list[tuple[bytes, BatonError]]:
         """Requests whose grammar cannot be used, until they are closed."""
-        done = [(key, future) for key, future in self._states.items() if future.done()]
+        done = [
+            (key, future) for key, future in self._states.items() if future.done() and not future.cancelled()
+        ]
         return [(key, _typed(error)) for key, future in done if (error := future.exception()) is not None]
 
     def mask(self, key: bytes) -> TokenMask | None:

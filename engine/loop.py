@@ -24,7 +24,7 @@ class EngineLoop:
     def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
         self._runner = runner
         model, shape = runner.model.config, runner.cache.shape
-        self.pool = BlockPool(shape.num_blocks, shape.block_size)
+        self.pool = BlockPool(shape.num_blocks, shape.block_size, prefix_cache=config.prefix_cache)
         limits = Limits(max_model_len=model.max_model_len, vocab_size=model.vocab_size)
         self._scheduler = Scheduler(self.pool, limits, config=config, eos_token_ids=model.eos_token_ids)
 

@@ -36,8 +36,8 @@ class FinishReason(enum.Enum):
 
 
 # QUEUED -> PREFILLING -> TRANSFERRING -> DECODING -> FINISHED is the disaggregated path.
-# PREFILLING -> DECODING is prefill and decode on one worker; -> QUEUED is resume; every
-# living state may end.
+# PREFILLING -> DECODING is prefill and decode on one worker; -> QUEUED is resume, or a reservation whose
+# worker computes the prompt itself; every living state may end.
 ALLOWED: dict[RequestStatus, frozenset[RequestStatus]] = {
     RequestStatus.QUEUED: frozenset({RequestStatus.PREFILLING, RequestStatus.FINISHED}),
     RequestStatus.PREFILLING: frozenset(
@@ -127,7 +127,7 @@ class Request:
         """Back to where it waits for blocks, with the tokens it has: resuming it computes them again."""
         if self.status is not RequestStatus.QUEUED:
             self.move_to(RequestStatus.QUEUED)
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_cached_tokens = 0
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the request for a reason the client is told."""

@@ -10,8 +10,9 @@ prompt, because two half-prefilled prompts must not starve each other, and one m
 every request that decodes, because those grow.
 
 Blocks can run out all the same. Then the youngest request gives its blocks away and leaves, to be
-resumed by whoever sent it; the oldest never does, so something always gets finished, and no
-two requests evict each other for ever. Requests are as old as their arrival at the router.
+resumed by whoever sent it; the oldest never does, so something always gets finished. Requests are
+as old as their arrival at the router, to within the delay of a message; whoever gives way
+keeps its tokens, so no two requests evict each other for ever.
 
 In a step come first the decoding requests, one token each; then prompts, shortest
 remainder first, each at most chunk_tokens, and mixed_tokens together if anything decodes.

@@ -50,11 +50,12 @@ class StepLoop:
         loop = asyncio.get_running_loop()
         self._scheduler.wake_by(lambda: loop.call_soon_threadsafe(self._work.set))
         while True:
+            # Before anything looks: what comes from here on wakes the loop again.
+            self._work.clear()
             batch = self._scheduler.next_batch()
             if left := self._scheduler.take_left():
                 self._handle(left)
             if batch is None:
-                self._work.clear()
                 await self._work.wait()
                 continue
             self._handle(self._scheduler.apply(await self._execute(batch)))

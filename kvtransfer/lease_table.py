@@ -330,7 +330,8 @@ class LeaseTable(Generic[PayloadT]):
         lease.state = LeaseState.RELEASED
         if isinstance(outcome, Committed):
             return
-        # No step reads an uncommitted lease's blocks and no scatter is running, so they need no fence.
+        # Nobody writes an uncommitted lease's blocks now. A step may read those it shares: their other
+        # owner's release carries that fence.
         self._pool.release(lease.block_ids)
         on_ended, lease.on_ended = lease.on_ended, None
         if on_ended is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from baton.errors import InvalidRequest
 from baton.limits import Limits
+from baton.prefix_keys import MAX_SALT_BYTES
 from baton.sampling import SamplingParams
 from baton.v1 import common_pb2
 from engine.request import FinishReason, Request
@@ -40,6 +41,8 @@ def read_sequence(attempt_id: bytes, sequence: common_pb2.Sequence, limits: Limi
         raise InvalidRequest(
             f"token_ids has ids outside the vocabulary of {limits.vocab_size}", field="token_ids"
         )
+    if len(sequence.cache_salt) > MAX_SALT_BYTES:
+        raise InvalidRequest(f"cache_salt has more than {MAX_SALT_BYTES} bytes", field="cache_salt")
     return Request(
         attempt_id,
         token_ids,

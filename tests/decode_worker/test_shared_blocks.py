@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from baton.sampling import Grammar
 from baton.v1 import common_pb2
 from tests.decode_worker.test_worker import KV, A, B, rig
 from tests.fakes import expected_answer, until
@@ -72,3 +75,22 @@ async def test_the_youngest_gives_way_and_its_router_hears_of_it() -> None:
         assert 0 < len(got[B]) < 20
         assert got[B] == expected_answer(prompts[B], len(got[B]), KV)
         await until(r.nothing)
+
+
+@pytest.mark.parametrize("locally", [False, True], ids=["transferred", "computed here"])
+async def test_a_request_that_cannot_join_after_its_commit_fails_and_leaves_nothing(locally: bool) -> None:
+    # This worker was started without grammars.
+    async with rig() as r:
+        prompt = list(range(13))
+        r.reserve(A, prompt, grammar=Grammar(kind="regex", source="a"), compute_locally=locally)
+        lease = (await r.router.next("reserve_result")).lease
+        if not locally:
+            await r.prefill.push(A, lease.lease_id, prompt)
+        assert (await r.router.next("lease_outcome")).committed
+        if not locally:
+            await r.router.next("step")
+        failed = await r.router.next("failed")
+        assert (failed.attempt_id, failed.failure.field) == (A, "grammar")
+        await until(r.nothing)
+        # The session goes on.
+        assert await r.lease(B, prompt)

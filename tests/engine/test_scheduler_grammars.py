@@ -166,3 +166,14 @@ def test_without_grammars_a_request_that_has_one_is_refused() -> None:
     with pytest.raises(InvalidRequest) as error:
         scheduler.add(make_request([5], params=SamplingParams(max_tokens=2, grammar=YES_OR_NO)))
     assert error.value.field == "grammar"
+
+
+def test_a_grammar_that_fails_while_others_are_admitted_ends_no_worker(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, plain = engine.add(Grammar(kind="regex", source="("), 1), engine.add(None, 2)
+    # The compiling thread does not wait for the scheduler to look.
+    monkeypatch.setattr(Scheduler, "_grow", lambda self: engine.later.go_on())
+    assert [event.request for event in engine.step(9)] == [plain]
+    engine.step(9)
+    assert [event.request for event in engine.scheduler.take_left()] == [broken]

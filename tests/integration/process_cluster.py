@@ -22,7 +22,7 @@ from baton.cluster.guard import Guard
 from baton.cluster.role_process import RoleProcess, RoleSpec
 from baton.cluster.status import fetch_status
 from baton.cluster.supervisor import Supervisor
-from baton.errors import BatonError
+from baton.errors import BatonError, ConfigError
 from baton.redis_server import EmbeddedRedis
 from baton.v1.admin_service_pb2 import WorkerStatus
 from tests.integration.ledgers import Ledgers, ledger
@@ -34,6 +34,9 @@ DECODE = ("decode-0", "decode-1")
 WORKERS = (*PREFILL, *DECODE)
 # The peer of a router's proxy.
 CLIENT = "client"
+READY_WITHIN_S = 60.0
+# Where no system takes the ports of outgoing connections from.
+BELOW_EPHEMERAL = range(20_000, 32_000)
 _POLL_S = 0.02
 
 
@@ -127,7 +130,7 @@ class ProcessCluster:
 async def process_cluster(model: Path, logs: Path) -> AsyncIterator[ProcessCluster]:
     """Starts everything and yields once each router has all workers."""
     names = (*ROUTERS, *(f"{router} admin" for router in ROUTERS), *WORKERS)
-    ports = {name: claim(0, "port") for name in names}
+    ports = dict(zip(names, _fixed_ports(len(names)), strict=True))
     async with AsyncExitStack() as stack:
         guard = await stack.enter_async_context(Guard())
         redis = await stack.enter_async_context(EmbeddedRedis())
@@ -147,13 +150,36 @@ async def process_cluster(model: Path, logs: Path) -> AsyncIterator[ProcessClust
         cluster = ProcessCluster(supervisor[0], ports, proxies)
         running = asyncio.create_task(cluster.supervisor.run(), name="supervisor")
         try:
-            await cluster.wait_ready(WORKERS, 60.0)
+            await _until_ready(cluster, running)
             cluster.supervisor.is_settled = True
             yield cluster
         finally:
             running.cancel()
             await asyncio.wait([running])
             await cluster.supervisor.stop([ROUTERS, WORKERS], 10.0)
+
+
+async def _until_ready(cluster: ProcessCluster, running: asyncio.Task[None]) -> None:
+    """Waits until each router has all workers; raises what ends the supervisor before."""
+    ready = asyncio.create_task(cluster.wait_ready(WORKERS, READY_WITHIN_S))
+    await asyncio.wait([ready, running], return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        ready.cancel()
+        running.result()
+    await ready
+
+
+def _fixed_ports(num_ports: int) -> list[int]:
+    """Free ports that no proxy and no connection is given while a process is yet to start or dead."""
+    candidates = list(BELOW_EPHEMERAL)
+    random.shuffle(candidates)
+    ports: list[int] = []
+    for port in candidates:
+        with suppress(ConfigError):
+            ports.append(claim(port, "port"))
+        if len(ports) == num_ports:
+            break
+    return ports
 
 
 def _owner_finder(supervisor: list[Supervisor]) -> Callable[[int], str]:

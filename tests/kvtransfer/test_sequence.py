@@ -98,3 +98,13 @@ def test_every_finish_reason_has_its_wire_value() -> None:
     assert FINISH_REASONS[FinishReason.STOP] == common_pb2.FINISH_REASON_STOP
     assert FINISH_REASONS[FinishReason.LENGTH] == common_pb2.FINISH_REASON_LENGTH
     assert FINISH_REASONS[None] == common_pb2.FINISH_REASON_UNSPECIFIED
+
+
+def test_a_salt_that_is_no_key_is_refused() -> None:
+    sequence = message([1])
+    sequence.cache_salt = b"x" * 64
+    assert read_sequence(ATTEMPT, sequence, LIMITS, now=0.0).cache_salt == b"x" * 64
+    sequence.cache_salt += b"x"
+    with pytest.raises(InvalidRequest) as error:
+        read_sequence(ATTEMPT, sequence, LIMITS, now=0.0)
+    assert error.value.field == "cache_salt"

@@ -24,6 +24,7 @@ def summary(bucket: str, decode_worker: str) -> Summary:
         itl_ms=5.5,
         total_ms=99.0,
         num_attempts=1,
+        num_preemptions=0,
         transfer_tail_ms=1004.0,
     )
     return Summary(
