@@ -50,6 +50,11 @@ class Case:
     n: int
     cut_after: int | None
 
+    def leaves(self, got: Got) -> bool:
+        """Whether the client leaves now. A complete answer is not computed again for its prompt's sake."""
+        has_prompt = self.params.prompt_logprobs is None or len(got.prompt) == len(self.prompt) - 1
+        return self.cut_after is not None and has_prompt and len(got.answers[0].token_ids) >= self.cut_after
+
     def proto(self, known: Sequence[PartialAnswer] = ()) -> GenerateRequest:
         params = self.params.to_proto()
         same = [
@@ -162,7 +167,7 @@ async def ask(stub: InferenceServiceStub, case: Case, turn: asyncio.Semaphore) -
         call = stub.Generate(case.proto())
         async for response in call:
             got.take(response)
-            if case.cut_after is not None and len(got.answers[0].token_ids) >= case.cut_after:
+            if case.leaves(got):
                 got.was_cut = got.summary is None
                 call.cancel()
                 break
