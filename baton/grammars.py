@@ -89,6 +89,10 @@ class CompiledGrammar:
         """Whether these are an answer that nothing can follow."""
         matcher = self.matcher()
         matcher.try_consume_tokens(list(token_ids))
+        if matcher.is_error():
+            # Other answers may have filled the lexer that all share.
+            matcher = self.renew()
+            matcher.try_consume_tokens(list(token_ids))
         return bool(matcher.is_stopped() and not matcher.is_error())
 
     def renew(self) -> LLMatcher:

@@ -42,6 +42,9 @@ _ROLES: Final = frozenset({"prefill", "decode"})
 _COMMAND_S: Final = 2.0
 _SCAN_COUNT: Final = 1_000
 
+# Life of a worker's announcement unless refreshed, in seconds.
+ANNOUNCED_S: Final = 6.0
+
 ResultT = TypeVar("ResultT")
 
 log = get_logger(__name__)
@@ -212,7 +215,7 @@ class Announcement:
 
     registry: Registry
     info: WorkerInfo
-    ttl_s: float
+    ttl_s: float = ANNOUNCED_S
     _is_away: bool = False
 
     async def update(self, info: WorkerInfo) -> None:
@@ -248,7 +251,9 @@ class Announcement:
 
 
 @asynccontextmanager
-async def registering(registry: Registry, info: WorkerInfo, ttl_s: float) -> AsyncIterator[Announcement]:
+async def registering(
+    registry: Registry, info: WorkerInfo, ttl_s: float = ANNOUNCED_S
+) -> AsyncIterator[Announcement]:
     """Keeps a worker announced inside the block, whatever happens to Redis, and withdraws it at the end."""
     announcement = Announcement(registry, info, ttl_s)
     await announcement.refresh()

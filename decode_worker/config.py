@@ -22,7 +22,6 @@ class DecodeConfig(EngineConfig):
     )
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False, metadata={"help": "registry"})
     namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
-    registry_ttl_s: float = field(default=6.0, metadata={"help": "life of an announcement in the registry"})
     lease_ttl_s: float = field(
         default=10.0, metadata={"help": "a lease that no router renews for this long ends"}
     )

@@ -54,7 +54,7 @@ async def serve(
         )
         async with RedisRegistry(config.redis_url, config.namespace) as registry:
             await server.set_serving(True)
-            async with registering(registry, info, config.registry_ttl_s):
+            async with registering(registry, info):
                 write_ready_file(config.ready_file, address=server.address, pid=os.getpid())
                 on_serving()
                 # No drain: a server that takes no new calls takes no KV, and its router could not know.

@@ -102,15 +102,17 @@ class GrammarStates:
         return self._state(key).mask() if key in self._states else None
 
     def advance(self, key: bytes, token_id: int) -> bool:
-        """Takes a sampled token, starts the next mask; True if the answer is complete: finish with STOP."""
+        """Takes a sampled token; True if the answer is complete: finish with STOP."""
         if key not in self._states:
             return False
         state = self._state(key)
         state.advance(token_id)
-        if state.is_complete:
-            return True
-        self._pool.start(state.mask())
-        return False
+        return state.is_complete
+
+    def start_mask(self, key: bytes) -> None:
+        """Begins to compute what may come next, for a request that goes on here."""
+        if key in self._states:
+            self._pool.start(self._state(key).mask())
 
     def close(self, key: bytes) -> None:
         """Forgets a request, however it ended; idempotent."""

@@ -14,12 +14,13 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from baton.errors import Overloaded
+from engine.fulfil import fulfil
 from engine.token_mask import TokenMask
 
 ResultT = TypeVar("ResultT")
 
 # Under a minute at the 0.5 to 0.9 s of the worst grammar; everyday ones take a millisecond.
-MAX_WAITING_COMPILATIONS = 64
+MAX_COMPILATIONS = 64
 
 
 class MaskPool:
@@ -30,6 +31,7 @@ class MaskPool:
         self._compilations: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
             queue.SimpleQueue()
         )
+        self._awaited: set[Future[Any]] = set()
         self._threads = [
             threading.Thread(target=self._compute, name="masks", daemon=True),
             threading.Thread(target=self._compile, name="grammars", daemon=True),
@@ -44,9 +46,9 @@ class MaskPool:
         return self._closed
 
     @property
-    def num_waiting_compilations(self) -> int:
-        """Compilations that no thread has begun."""
-        return self._compilations.qsize()
+    def num_compilations(self) -> int:
+        """Compilations that somebody waits for."""
+        return len(self._awaited)
 
     def start(self, mask: TokenMask) -> None:
         """Computes a mask soon. Never blocks; at most one per request waits, so the queue is bounded."""
@@ -55,14 +57,16 @@ class MaskPool:
     def compile(self, work: Callable[[], ResultT]) -> Future[ResultT]:
         """Runs what compiles a grammar; what it raises reaches whoever takes the result.
 
-        Raises Overloaded when MAX_WAITING_COMPILATIONS wait. Cancelling the future keeps work that has
-        not begun from running.
+        Raises Overloaded while MAX_COMPILATIONS are awaited. Cancelling the future keeps work that has not
+        begun from running, and takes no place any more.
         """
         if self._closed:
             raise RuntimeError("the mask pool is closed")
-        if self._compilations.qsize() >= MAX_WAITING_COMPILATIONS:
+        if len(self._awaited) >= MAX_COMPILATIONS:
             raise Overloaded("too many grammars wait to be compiled; try again later", retry_after_s=1.0)
         future: Future[ResultT] = Future()
+        self._awaited.add(future)
+        future.add_done_callback(self._awaited.discard)
         self._compilations.put((future, work))
         return future
 
@@ -87,15 +91,4 @@ class MaskPool:
             future, work = item
             if self._closed:
                 future.cancel()
-            # False if it was cancelled before the work began.
-            if future.set_running_or_notify_cancel():
-                _fulfil(future, work)
-
-
-def _fulfil(future: Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        result = work()
-    except BaseException as error:  # noqa: BLE001  (it is handed to the awaiting caller)
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+            fulfil(future, work)

@@ -348,6 +348,8 @@ class Scheduler:
         else:
             if request.status is RequestStatus.PREFILLING:
                 request.move_to(RequestStatus.DECODING)
+            if self._grammars is not None:
+                self._grammars.start_mask(request.attempt_id)
             return events
         self.remove(request.attempt_id)
         return events

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from engine.batch import ForwardBatch, StepOutput
+from engine.fulfil import fulfil
 
 ResultT = TypeVar("ResultT")
 
@@ -83,15 +84,4 @@ class EngineThread:
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
             future, function = item
-            # False if the caller gave up before the function began.
-            if future.set_running_or_notify_cancel():
-                _fulfil(future, function)
-
-
-def _fulfil(future: Future[Any], function: Callable[[], Any]) -> None:
-    try:
-        result = function()
-    except BaseException as error:  # noqa: BLE001  (it is handed to the awaiting caller)
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+            fulfil(future, function)

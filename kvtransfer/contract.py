@@ -6,7 +6,7 @@ asyncio; transports translate these values at their own edge.
 
 One transfer, seen from the sender:
 
-    async with transport.open(ticket, target, format) as writer:
+    async with transport.open(ticket, target) as writer:
         await writer.send_frame(...)            any number of times
         await writer.commit(n, first_token) --> Committed | Gone | Resend
                                                 after Resend: frames, then commit again

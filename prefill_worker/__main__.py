@@ -60,7 +60,7 @@ async def serve(config: PrefillConfig, stop: asyncio.Event) -> None:
         info = WorkerInfo(name=config.name, role="prefill", incarnation=identity.incarnation, address=address)
         async with RedisRegistry(config.redis_url, config.namespace) as registry:
             await server.set_serving(True)
-            async with registering(registry, info, config.registry_ttl_s):
+            async with registering(registry, info):
                 write_ready_file(config.ready_file, address=server.address, pid=os.getpid())
                 # Steps go on while the server drains, or nothing that is running could end.
                 await run_until(stop, worker.run(), drain=partial(server.stop, config.drain_s))

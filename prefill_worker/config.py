@@ -22,7 +22,6 @@ class PrefillConfig(EngineConfig):
     )
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False, metadata={"help": "registry"})
     namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
-    registry_ttl_s: float = field(default=6.0, metadata={"help": "life of an announcement in the registry"})
     credit_tokens: int = field(
         default=4096, metadata={"help": "prompt tokens that routers may have in flight here"}
     )

@@ -58,7 +58,9 @@ class Answer:
         task = asyncio.create_task(self._generation.run(), name=name)
         try:
             await self._relay()
-            if not self._text.matched_stop:
+            if self._text.matched_stop:
+                self._generation.stop()
+            else:
                 await task
         finally:
             task.cancel()

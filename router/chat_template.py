@@ -62,7 +62,8 @@ class ChatTemplate:
                 documents=None,
                 **self._special_tokens,
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            # What a template's own arithmetic raises over these messages is its refusal too.
             raise InvalidRequest(f"the chat template refused the messages: {error}", field="chat") from error
 
 

@@ -32,7 +32,9 @@ class RouterConfig:
     resume_wait_s: float = field(
         default=1.0, metadata={"help": "how long a request waits for another worker after one died"}
     )
-    max_attempts: int = field(default=5, metadata={"help": "attempts per request before it fails"})
+    max_attempts: int = field(
+        default=8, metadata={"help": "attempts in a row without committed KV before a request fails"}
+    )
     default_max_tokens: int = field(default=128, metadata={"help": "max_tokens of requests that name none"})
     write_timeout_s: float = field(
         default=30.0, metadata={"help": "a client that reads nothing for this long is cut off"}

@@ -12,7 +12,6 @@ Knows tokenizers; neither templates nor requests.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,12 @@ from tokenizers import AddedToken, Tokenizer
 
 from baton.errors import InvalidRequest
 
-# Unicode noncharacters: never assigned, not meant for interchange. A message that has the
-# boundary is refused; sentinels are chosen so that no message has them.
+# Unicode noncharacters: never assigned, not meant for interchange. Where control text is hidden, no
+# message may have them: neither alone nor together could it forge what stands for something else.
 BOUNDARY = "\ufdd0boundary\ufdd1"
 SENTINEL = "\ufdd2"
+_NONCHARACTERS = re.compile("[\ufdd0-\ufdd2]")
+_SENTINELS = re.compile(rf"{SENTINEL}(\d+){SENTINEL}")
 # Its words are the model's own: what the model shows as text there may be what it was.
 ASSISTANT = "assistant"
 
@@ -38,10 +39,8 @@ class Hidden:
     messages: with a sentinel in place of each piece.
     """
 
-    def __init__(self, contents: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self.messages: list[dict[str, str]] = []
-        prefixes = (f"{SENTINEL}{number}{SENTINEL}" for number in itertools.count())
-        self._prefix = next(p for p in prefixes if not any(p in content for content in contents))
         self._pieces: list[str] = []
         self._numbers: dict[str, int] = {}
 
@@ -54,12 +53,11 @@ class Hidden:
         if piece not in self._numbers:
             self._numbers[piece] = len(self._pieces)
             self._pieces.append(piece)
-        return f"{self._prefix}{self._numbers[piece]}{SENTINEL}"
+        return f"{SENTINEL}{self._numbers[piece]}{SENTINEL}"
 
     def reveal(self, text: str) -> str:
         """The text with every piece back in its place."""
-        pattern = rf"{self._prefix}(\d+){SENTINEL}"
-        return re.sub(pattern, lambda match: self._pieces[int(match[1])], text)
+        return _SENTINELS.sub(lambda match: self._pieces[int(match[1])], text)
 
 
 class ControlTokens:
@@ -86,12 +84,11 @@ class ControlTokens:
         self._boundary_id = self._literal.token_to_id(BOUNDARY)
 
     def hide(self, messages: Messages) -> Hidden:
-        """The messages as the template may see them; raises InvalidRequest for the boundary itself."""
-        contents = [message["content"] for message in messages]
-        hidden = Hidden(contents)
+        """The messages as the template may see them; raises InvalidRequest for noncharacters beside them."""
+        hidden = Hidden()
         for message in messages:
             hidden.messages.append({**message, "content": self._hide(message, hidden)})
-        if hidden and any(BOUNDARY in content for content in contents):
+        if hidden and any(_NONCHARACTERS.search(message["content"]) for message in messages):
             raise InvalidRequest("a message has Unicode noncharacters; leave them out", field="chat")
         return hidden
 

@@ -48,6 +48,8 @@ class Assignment:
 
     def undo(self) -> None:
         """Ends an attempt that reached nobody."""
+        for link in self.links:
+            link.breaker.ended()
         self.give_back()
         self.decode.detach(self.attempt_id)
 
@@ -67,8 +69,8 @@ class Ticket:
 
     @property
     def reserve_tokens(self) -> int:
-        """Tokens that a decode worker reserves for at first: those there are and the next."""
-        return min(self.num_tokens + 1, self.kv_tokens)
+        """Tokens that a decode worker reserves for at first."""
+        return first_tokens(self.num_tokens, self.kv_tokens)
 
 
 class Dispatcher:
@@ -127,11 +129,14 @@ class Dispatcher:
                 ticket.assigned.result().undo()
             raise
 
-    def assign_to(self, decode: DecodeLink, attempt_id: bytes, num_tokens: int) -> Assignment | None:
+    def assign_to(
+        self, decode: DecodeLink, attempt_id: bytes, num_tokens: int, kv_tokens: int
+    ) -> Assignment | None:
         """A decode worker that is to compute the prompt itself; None if it has no room now."""
-        if not decode.can_take(num_tokens):
+        reserve_tokens = first_tokens(num_tokens, kv_tokens)
+        if not decode.can_take(reserve_tokens):
             return None
-        decode.hold(attempt_id, num_tokens)
+        decode.hold(attempt_id, reserve_tokens)
         decode.breaker.placed()
         return Assignment(attempt_id=attempt_id, prefill=None, cost=0, decode=decode)
 
@@ -233,6 +238,11 @@ class Dispatcher:
                         retry_after_s=RETRY_WITHOUT_WORKERS_S,
                     )
                 )
+
+
+def first_tokens(num_tokens: int, kv_tokens: int) -> int:
+    """Tokens that a decode worker reserves for at first: those there are and the next, if one may come."""
+    return min(num_tokens + 1, kv_tokens)
 
 
 def _trusted(links: Iterator[LinkT]) -> list[LinkT]:

@@ -43,8 +43,9 @@ from router.token_stream import TokenStream
 
 log = get_logger(__name__)
 
-# Before a further attempt, with full jitter: many requests lose the same worker at the same moment.
-LONGEST_PAUSE_S = 0.2
+# Before a further attempt, doubling, with full jitter: many requests lose the same worker at the same moment.
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -102,6 +103,15 @@ class Generation:
         self._avoid: set[int] = set()
         self._suspicion = Suspicion(fleet)
         self._beside = beside
+        # Attempts in a row without a commit.
+        self._num_failed = 0
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """The answer is good as it is, whatever else would come; the caller then cancels run()."""
+        if not self.finish_reason:
+            self._is_stopped = True
+            self._dispatcher.retries.succeeded()
 
     async def run(self) -> None:
         """Runs to the last token; raises the error the client is to see."""
@@ -143,11 +153,13 @@ class Generation:
                 )
                 if finding := await self._suspicion.verdict():
                     raise PoisonRequest(finding) from error
-                is_last = self._timeline.num_attempts >= self._config.max_attempts
+                self._num_failed += 1
+                is_last = self._num_failed >= self._config.max_attempts
                 if is_last or not self._dispatcher.retries.take():
                     raise
                 self._timeline.num_attempts += 1
-                await asyncio.sleep(self._rng.uniform(0, LONGEST_PAUSE_S))
+                longest_s = min(FIRST_PAUSE_S * 2 ** (self._num_failed - 1), LONGEST_PAUSE_S)
+                await asyncio.sleep(self._rng.uniform(0, longest_s))
 
     async def _attempt(self) -> None:
         inbox = Inbox(self._rng.randbytes(16))
@@ -166,13 +178,16 @@ class Generation:
         )
         beside, self._beside = self._beside, None
         try:
-            assignment = beside and self._dispatcher.assign_to(beside, attempt_id, num_tokens + 1)
+            assignment = beside and self._dispatcher.assign_to(
+                beside, attempt_id, num_tokens, self._kv_tokens
+            )
             assignment = assignment or await self._dispatcher.assign(
                 attempt_id,
                 num_tokens,
                 self._kv_tokens,
                 enqueued_at=self.request.arrived_at,
-                is_new=not self._timeline.was_dispatched,
+                # Of n answers the first has passed the queue's bound for all.
+                is_new=not self._timeline.was_dispatched and self.request.sample_index == 0,
                 avoid=frozenset(self._avoid),
             )
         except BatonError as error:
@@ -189,7 +204,7 @@ class Generation:
         """Tells the breakers how the attempt went, and makes a failed pair the last choice for this request.
 
         A failure counts against both workers: which of the two it was shows in their next attempts, with
-        others. Errors of the request or its client count against nobody.
+        others. Errors of the request or its client count against nobody; an answer that was stopped is good.
         """
         links = assignment.links
         try:
@@ -202,7 +217,10 @@ class Generation:
             raise
         except BaseException:
             for link in links:
-                link.breaker.ended()
+                if self._is_stopped:
+                    link.breaker.succeeded()
+                else:
+                    link.breaker.ended()
             raise
         for link in links:
             link.breaker.succeeded()
@@ -306,6 +324,7 @@ class Generation:
                     reason = common_pb2.GoneReason.Name(event.gone).removeprefix("GONE_REASON_")
                     raise KvTransferFailed(f"the lease at {assignment.decode.name} is gone: {reason}")
                 legs.committed = True
+                self._num_failed = 0
                 self._commit_known(assignment.decode)
             case decode_service_pb2.DecodeFailed():
                 raise from_failure(event.failure)

@@ -52,5 +52,9 @@ class GrammarCheck:
         """
         if self._compiler is None:
             raise InvalidRequest("this model cannot be used with a grammar", field="grammar")
-        compiled = await self._offload(partial(self._compiler.compile, grammar))
-        return [bool(tokens) and compiled.is_complete(tokens) for tokens in answers]
+        return await self._offload(partial(_completes, self._compiler, grammar, answers))
+
+
+def _completes(compiler: GrammarCompiler, grammar: Grammar, answers: Sequence[Sequence[int]]) -> list[bool]:
+    compiled = compiler.compile(grammar)
+    return [bool(tokens) and compiled.is_complete(tokens) for tokens in answers]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -135,7 +135,7 @@ class RequestReader:
         prompt_token_ids = await self._prompt(proto)
         params = self._params(proto, len(prompt_token_ids))
         self._limits.check(prompt_token_ids, params.max_tokens)
-        self._check_ids(params)
+        params.check_vocab(self._limits.vocab_size)
         first = GenerationRequest(
             request_id=proto.request_id or f"req-{self._rng.getrandbits(64):016x}",
             prompt_token_ids=prompt_token_ids,
@@ -252,7 +252,11 @@ class RequestReader:
                 f"({most}) at most",
                 field="partial_answers",
             )
-        self._check_vocabulary("partial_answers", known.token_ids)
+        if max(known.token_ids, default=0) >= self._limits.vocab_size:
+            raise InvalidRequest(
+                f"partial_answers has ids outside the vocabulary of {self._limits.vocab_size}",
+                field="partial_answers",
+            )
         return replace(
             request,
             output_token_ids=list(known.token_ids),
@@ -270,20 +274,6 @@ class RequestReader:
         if len(output_token_ids) == params.max_tokens:
             return common_pb2.FINISH_REASON_LENGTH
         return common_pb2.FINISH_REASON_UNSPECIFIED
-
-    def _check_ids(self, params: SamplingParams) -> None:
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            self._check_vocabulary(name, getattr(params, name))
-        self._check_vocabulary("logit_bias", [token_id for token_id, _ in params.logit_bias])
-        size = self._limits.vocab_size
-        for name in ("top_logprobs", "prompt_logprobs"):
-            if (getattr(params, name) or 0) > size:
-                raise InvalidRequest(f"{name} is more than the vocabulary has ({size})", field=name)
-
-    def _check_vocabulary(self, field: str, token_ids: Iterable[int]) -> None:
-        size = self._limits.vocab_size
-        if max(token_ids, default=0) >= size:
-            raise InvalidRequest(f"{field} has ids outside the vocabulary of {size}", field=field)
 
 
 def _text_options(proto: GenerateRequest) -> TextOptions:

@@ -38,7 +38,8 @@ ResultT = TypeVar("ResultT")
 class InferenceServicer(InferenceServiceServicer):
     """Serves one model.
 
-    Every answer is one Generation; `num_requests` counts the requests in flight.
+    Every answer is one Generation; `num_requests` counts the requests in flight, one for all the
+    answers to a prompt.
     """
 
     def __init__(

@@ -11,15 +11,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from baton.registry import ANNOUNCED_S
 from router.fleet import Fleet
 
 # A worker may die of anything; of the same request twice is a reason to look closer.
 DEATHS_BEFORE_ALONE = 2
 # One death in a step of its own may be a coincidence, where machines fail often.
 DEATHS_ALONE = 2
-# Longer than a dead worker stays announced (registry_ttl_s, 6 s) and than a living one needs to
-# announce itself again in a registry that was emptied (a third of that).
-VERDICT_S = 10.0
+# Longer than a dead worker stays announced, and than a living one needs to announce itself again in a
+# registry that was emptied.
+VERDICT_S = ANNOUNCED_S + 4.0
 
 
 @dataclass(frozen=True, slots=True)

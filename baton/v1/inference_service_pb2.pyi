@@ -213,7 +213,9 @@ class GenerateRequest(_message.Message):
     frequency_penalty: _builtins.float
     """Taken from a token's logit once per occurrence in the answer, in [-2, 2]. Default: 0."""
     min_tokens: _builtins.int
-    """Tokens to generate before anything but max_tokens may end the answer. Default: 0."""
+    """Tokens to generate before an end-of-sequence token, a stop id or a stop may end the answer. A grammar
+    that is complete ends it all the same. Default: 0.
+    """
     top_logprobs: _builtins.int
     """Also return this many likeliest tokens with each generated token, at most 20; needs logprobs."""
     prompt_logprobs: _builtins.int

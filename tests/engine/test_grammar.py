@@ -77,7 +77,7 @@ def test_answers_under_a_schema_are_valid(setup: Any, name: str) -> None:
     schema = SCHEMAS[name]
     validator = jsonschema.Draft202012Validator(schema)
     for text in answers(setup(), compiled_schema(setup(), schema), 12):
-        validator.validate(json.loads(text))
+        assert list(validator.iter_errors(json.loads(text))) == []
 
 
 @both

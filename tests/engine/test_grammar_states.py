@@ -49,6 +49,7 @@ def test_one_answer_from_arrival_to_end() -> None:
     assert mask is not None
     assert allowed(mask.bits()) == ids_of("a")
     assert states.advance(b"r", ids_of("a")[0]) is False
+    states.start_mask(b"r")
     assert pool.masks == [states.mask(b"r")]
     assert allowed(pool.masks[0].bits()) == [EOS, *ids_of("b")]
     assert states.advance(b"r", ids_of("b")[0]) is True
@@ -63,6 +64,7 @@ def test_a_request_without_a_grammar_is_ready_and_free() -> None:
     assert states.is_ready(b"r")
     assert states.mask(b"r") is None
     assert states.advance(b"r", 5) is False
+    states.start_mask(b"r")
     assert b"r" not in states
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from baton.errors import InvalidRequest, Overloaded
-from engine.mask_pool import MAX_WAITING_COMPILATIONS, MaskPool
+from engine.mask_pool import MAX_COMPILATIONS, MaskPool
 from engine.token_mask import TokenMask, UInt32Array
 
 BITS: UInt32Array = np.array([7], np.uint32)
@@ -76,16 +76,20 @@ def test_too_many_compilations_are_refused_and_cancelled_ones_do_not_run(pool: M
     gate, ran = Gate(), []
     first = pool.compile(gate)
     assert gate.begun.wait(10)
-    waiting = [pool.compile(lambda: ran.append(1)) for _ in range(MAX_WAITING_COMPILATIONS)]
-    assert pool.num_waiting_compilations == MAX_WAITING_COMPILATIONS
+    waiting = [pool.compile(lambda: ran.append(1)) for _ in range(MAX_COMPILATIONS - 1)]
+    assert pool.num_compilations == MAX_COMPILATIONS
     with pytest.raises(Overloaded):
         pool.compile(lambda: None)
     assert all(future.cancel() for future in waiting[1:])
+    # What nobody waits for takes nobody's place.
+    assert pool.num_compilations == 2
+    another = pool.compile(lambda: ran.append(2))
     gate.may_end.set()
     assert first.result(10) == "done"
     assert waiting[0].result(10) is None
+    assert another.result(10) is None
     pool.close()
-    assert ran == [1]
+    assert ran == [1, 2]
 
 
 def test_closing_cancels_what_has_not_begun_and_ends_the_threads() -> None:

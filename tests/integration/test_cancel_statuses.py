@@ -97,6 +97,13 @@ async def test_queued(tiny_cluster: LocalCluster, tiny_client: AsyncClient) -> N
         for generation in asked:
             generation.cancel()
 
+        async def is_empty() -> bool:
+            return not any(bucket.num_waiting for bucket in (await tiny_cluster.status()).buckets)
+
+        # Cancelling what waits takes no worker: the one it waits for is still stopped.
+        await until(is_empty)
+        assert await is_empty()
+
 
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.usefixtures("before")

@@ -209,6 +209,7 @@ class Stage:
         *,
         timeout_s: float | None = None,
         beside: DecodeLink | None = None,
+        sample_index: int = 0,
         **params: Any,
     ) -> Run:
         loop = asyncio.get_running_loop()
@@ -219,6 +220,7 @@ class Stage:
             params=SamplingParams(temperature=0, **({"max_tokens": 4} | params)),
             deadline_at=None if timeout_s is None else loop.time() + timeout_s,
             arrived_at=loop.time(),
+            sample_index=sample_index,
         )
         stream = TokenStream()
         generation = Generation(

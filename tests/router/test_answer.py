@@ -29,7 +29,11 @@ class PlayedGeneration:
         self.outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.runs = False
         self.was_cancelled = False
+        self.was_stopped = False
         self._stream = stream
+
+    def stop(self) -> None:
+        self.was_stopped = True
 
     async def run(self) -> None:
         self.runs = True

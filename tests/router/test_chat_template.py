@@ -47,3 +47,10 @@ def test_a_template_has_no_clock(tmp_path: Path) -> None:
 def test_a_template_changes_nothing_and_reaches_nothing(tmp_path: Path, template: str) -> None:
     with pytest.raises(InvalidRequest, match="refused"):
         ChatTemplate(model_dir(tmp_path / "m", template=template), {}).render(MESSAGES)
+
+
+def test_what_a_template_cannot_compute_is_the_requests_fault(tmp_path: Path) -> None:
+    template = "{{ messages[0]['content'][0] + 1 }}"
+    with pytest.raises(InvalidRequest, match="chat template refused") as error:
+        ChatTemplate(model_dir(tmp_path / "m", template=template), {}).render(MESSAGES)
+    assert error.value.field == "chat"

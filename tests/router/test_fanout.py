@@ -59,8 +59,10 @@ PLACE: Any = object()
 async def test_one_answer_runs_alone() -> None:
     stage = Stage(1)
     await stage.running(1)
+    assert not stage.task.done()
     stage.made[0].outcome.set_result(None)
     await stage.end()
+    assert [played.beside for played in stage.made] == [None]
 
 
 async def test_the_others_start_beside_the_first_when_it_is_committed() -> None:

@@ -177,6 +177,7 @@ async def test_a_client_that_leaves_ends_all_its_answers(tmp_path: Path) -> None
                 seen.add(chunk.index)
                 if len(seen) == 3:
                     break
+        assert seen == {0, 1, 2}
         await d.idle()
 
 

@@ -6,7 +6,9 @@ Owns what an entry point (`python -m router`, ...) does: it assembles one life o
 from __future__ import annotations
 
 import asyncio
+import atexit
 import random
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache, partial
@@ -55,13 +57,13 @@ from tests.simulation.registry import RegistryClient, RegistryServer
 from tests.simulation.steps import SimStepRunner
 from tests.simulation.virtual_loop import Process
 
-REGISTRY_TTL_S = 6.0
-
 
 @cache
 def model() -> ModelDir:
-    """A folder with a tiny tokenizer; its weights are never read."""
-    return model_dir(Path(tempfile.mkdtemp(prefix="baton-simulation-")) / "tiny")
+    """A model with a tiny tokenizer, whose weights are never read; its folder goes with the process."""
+    folder = tempfile.mkdtemp(prefix="baton-simulation-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return model_dir(Path(folder) / "tiny")
 
 
 @cache
@@ -135,7 +137,7 @@ class WorkerNode(Node):
         info = WorkerInfo(
             name=self.name, role=self.plan.role, incarnation=self.incarnation, address=f"{self.name}:1"
         )
-        async with registering(self.registry(), info, REGISTRY_TTL_S):
+        async with registering(self.registry(), info):
             await self.worker.run()
 
     def _engine(self) -> Engine:
