@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from baton.client import AsyncClient
     from baton.errors import BatonError
     from baton.generation import Generation
-    from baton.sampling import Grammar
+    from baton.sampling import Grammar, SamplingParams
     from baton.sync_client import Client
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "BatonError", "Client", "Generation", "Grammar", "__version__"]
+__all__ = ["AsyncClient", "BatonError", "Client", "Generation", "Grammar", "SamplingParams", "__version__"]
 
 _HOMES = {
     "AsyncClient": "baton.client",
@@ -25,6 +25,7 @@ _HOMES = {
     "Client": "baton.sync_client",
     "Generation": "baton.generation",
     "Grammar": "baton.sampling",
+    "SamplingParams": "baton.sampling",
 }
 
 

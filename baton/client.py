@@ -21,6 +21,7 @@ from typing import Any, Self
 import grpc.aio
 
 from baton.answer import ModelInfo
+from baton.errors import InvalidRequest
 from baton.generate_request import build_request
 from baton.generation import Generation
 from baton.routers import Routers
@@ -78,9 +79,11 @@ class AsyncClient:
                 Others: model, truncate_prompt_tokens, request_id.
 
         Raises:
-            InvalidRequest: an option is unknown or cannot be sent; the router's own
+            InvalidRequest: an option or timeout_s is unknown or cannot be sent; the router's own
                 refusals arrive while iterating.
         """
+        if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
+            raise InvalidRequest("timeout_s must be a number of seconds above 0", field="timeout_s")
         request = build_request(prompt, messages, token_ids, options)
         return Generation(self._routers, request, start_span(ROOT_SPAN), timeout_s, self._rng)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
 
 from baton.errors import BatonError, InvalidRequest
 from baton.sampling import Grammar
-from baton.v1.inference_service_pb2 import Chat, ChatMessage, GenerateRequest
+from baton.v1.inference_service_pb2 import ChatMessage, GenerateRequest
 
 _OPTIONS = frozenset(field.name for field in GenerateRequest.DESCRIPTOR.fields) - {
     "text",
@@ -30,7 +33,7 @@ def build_request(
     if messages is not None:
         request.chat.SetInParent()
         for message in messages:
-            _set(request, "chat", Chat(messages=[_message(message)]))
+            _set_with("messages", partial(_add, request, message))
     if token_ids is not None:
         request.token_ids.SetInParent()
         _set_with("token_ids", lambda: request.token_ids.ids.extend(token_ids))
@@ -43,13 +46,10 @@ def build_request(
     return request
 
 
-def _message(message: Mapping[str, str]) -> ChatMessage:
-    try:
-        return ChatMessage(role=message["role"], content=message["content"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidRequest(
-            f'a message needs "role" and "content", both valid text: {error}', field="messages"
-        ) from None
+def _add(request: GenerateRequest, message: Mapping[str, str]) -> None:
+    if not isinstance(message, Mapping) or set(message) != {"role", "content"} or None in message.values():
+        raise TypeError
+    request.chat.messages.append(ChatMessage(role=message["role"], content=message["content"]))
 
 
 def _texts(value: str | Sequence[str]) -> Sequence[str]:
@@ -58,7 +58,7 @@ def _texts(value: str | Sequence[str]) -> Sequence[str]:
 
 def _grammar(value: Any) -> Any:
     if not isinstance(value, Grammar):
-        raise TypeError("it must be a baton.Grammar")
+        raise TypeError
     return value.to_proto()
 
 
@@ -79,10 +79,36 @@ def _set(request: GenerateRequest, name: str, value: Any) -> None:
 
 
 def _set_with(name: str, act: Callable[[], None]) -> None:
-    """protobuf refuses what a field cannot hold; the user learns which field that was."""
+    """protobuf refuses what a field cannot hold; the user learns which field that was, and what it holds."""
     try:
         act()
     except BatonError:
         raise
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{name} cannot be sent: {error}", field=name) from None
+    except (TypeError, ValueError):
+        raise InvalidRequest(f"{name} cannot be sent: it must be {_allowed(name)}", field=name) from None
+
+
+def _allowed(name: str) -> str:
+    if name in _ALLOWED:
+        return _ALLOWED[name]
+    field = GenerateRequest.DESCRIPTOR.fields_by_name[name]
+    each = _VALUES[field.cpp_type]
+    return f"a sequence, each {each}" if field.is_repeated else each
+
+
+_VALUES: Mapping[int, str] = {
+    FieldDescriptor.CPPTYPE_INT32: "a whole number below 2**31",
+    FieldDescriptor.CPPTYPE_UINT32: "a whole number from 0 to 2**32 - 1",
+    FieldDescriptor.CPPTYPE_UINT64: "a whole number from 0 to 2**64 - 1",
+    FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_BOOL: "True or False",
+    FieldDescriptor.CPPTYPE_STRING: "text",
+}
+_ALLOWED: Mapping[str, str] = {
+    "prompt": "text",
+    "messages": 'a sequence of mappings, each with "role" and "content", both text, and nothing else',
+    "token_ids": "a sequence, each a whole number from 0 to 2**32 - 1",
+    "stop": "a text or a sequence of texts",
+    "logit_bias": "a mapping from token ids to numbers",
+    "grammar": "a baton.Grammar",
+}

@@ -15,7 +15,7 @@ from typing import Any, Self
 import grpc.aio
 
 from baton.answer import Answer, Chunk, PromptToken, Summary
-from baton.errors import BatonError, Cancelled, DeadlineExceeded, InternalError, Unavailable
+from baton.errors import BatonError, Cancelled, DeadlineExceeded, InternalError, Overloaded, Unavailable
 from baton.routers import Routers
 from baton.rpc import is_from_baton, translate
 from baton.telemetry import Span
@@ -55,9 +55,9 @@ class Generation:
 
     @property
     def summary(self) -> Summary:
-        """How the generation went; there once the iteration has ended."""
+        """How the generation went; RuntimeError before the iteration has ended."""
         if self._summary is None:
-            raise InternalError("the summary comes with the end of the answer; iterate to it first")
+            raise RuntimeError("the summary comes with the end of the answer; iterate to it first")
         return self._summary
 
     @property
@@ -155,7 +155,9 @@ class Generation:
         known.token_ids.extend(chunk.token_ids)
         known.num_chars += len(chunk.text)
         known.finish_reason = chunk.finish_reason
-        self._lost_at = None
+        if not has_ended:
+            # Hearing once more of an end is no progress.
+            self._lost_at = None
         return not has_ended
 
     def _extend_prompt(self, chunk: inference_service_pb2.PromptLogprobsChunk) -> None:
@@ -179,13 +181,15 @@ class Generation:
         now = asyncio.get_running_loop().time()
         failure = translate(error)
         is_resuming = self._lost_at is not None
-        # A router that is shut down cancels its calls; one that dies just ends them.
+        # A router that is shut down cancels its calls; one that dies just ends them. Once begun, a full
+        # queue passes too: all clients of a lost router come to the next one together.
         lost = isinstance(failure, Unavailable | Cancelled) and (is_resuming or not is_from_baton(error))
+        lost = lost or (is_resuming and isinstance(failure, Overloaded))
         self._lost_at = self._lost_at or now
         if not lost or now - self._lost_at > RESUME_S:
             raise failure from None
         self._routers.lose(self._target)
-        await asyncio.sleep(self._rng.uniform(0, LONGEST_PAUSE_S))
+        await asyncio.sleep((failure.retry_after_s or 0) + self._rng.uniform(0, LONGEST_PAUSE_S))
         if self._deadline_at is not None and asyncio.get_running_loop().time() >= self._deadline_at:
             raise DeadlineExceeded("the deadline passed while the answer moved to another router")
         self._call = self._start()

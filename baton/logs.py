@@ -12,6 +12,7 @@ a program that only uses the SDK keeps its own logging set-up.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -96,6 +97,8 @@ def _handler(file: str | Path | None) -> logging.Handler:
     if file is None:
         return logging.StreamHandler(sys.stderr)
     try:
+        # What a log tells is its owner's.
+        os.close(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
         return logging.FileHandler(file, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"log file {file} cannot be opened: {error.strerror}", field="log_file") from None

@@ -127,6 +127,8 @@ def translate(error: grpc.aio.AioRpcError) -> BatonError:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and CODE_KEY not in metadata:
         # gRPC's own words are about its stream.
         details = "the deadline passed before the answer was complete"
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED and CODE_KEY not in metadata:
+        details = "nobody serves this call at that address; is it a router's public port, of this version?"
     return _class_of(error, metadata)(
         details, field=unquote(metadata.get(FIELD_KEY, "")), retry_after_s=_retry_after_s(metadata)
     )

@@ -9,7 +9,9 @@ any of this does.
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.errors import InvalidRequest
@@ -30,7 +32,7 @@ class Grammar:
     """A language that constrains an answer.
 
     kind: "json_schema", "regex", "lark" (a context-free grammar in Lark syntax) or "choice".
-    source: its text; for "choice" empty.
+    source: its text, or a JSON schema as a mapping; for "choice" empty.
     choices: the texts to choose from, for "choice".
 
     Raises InvalidRequest, naming the field. Whether the source itself is sound is for the
@@ -42,15 +44,18 @@ class Grammar:
     choices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.source, Mapping):
+            object.__setattr__(self, "source", json.dumps(self.source))
+        if not isinstance(self.source, str) or not all(isinstance(text, str) for text in self.choices):
+            raise InvalidRequest("a grammar's source and choices must be text", field="grammar")
         if self.kind not in GRAMMAR_KINDS:
             raise InvalidRequest(
                 f"grammar kind {self.kind!r} is unknown; allowed: {', '.join(GRAMMAR_KINDS)}", field="grammar"
             )
-        if (self.kind == "choice") != bool(self.choices) or (self.kind == "choice") == bool(self.source):
+        needed, other = ("choices", "source") if self.kind == "choice" else ("source", "choices")
+        if not getattr(self, needed) or getattr(self, other):
             raise InvalidRequest(
-                f"a grammar of kind {self.kind!r} needs {'choices' if self.kind == 'choice' else 'a source'} "
-                "and nothing else",
-                field="grammar",
+                f"a grammar of kind {self.kind!r} needs {needed}, and no {other}", field="grammar"
             )
         if len(self.source) + sum(map(len, self.choices)) > MAX_GRAMMAR_CHARS:
             raise InvalidRequest(

@@ -106,5 +106,6 @@ async def _generate(address: str, given: dict[str, Any], *, as_json: bool, verbo
 def _parse_token_ids(text: str) -> list[int]:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
-    except ValueError as error:
-        raise typer.BadParameter(f"not token ids: {error}", param_hint="'PROMPT'") from None
+    except ValueError:
+        message = "not token ids: write whole numbers, separated by commas or spaces"
+        raise typer.BadParameter(message, param_hint="'PROMPT'") from None

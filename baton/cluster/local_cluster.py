@@ -267,7 +267,7 @@ def _new_run_folder(runs: Path) -> Path:
     for old in sorted(path for path in runs.iterdir() if path.is_dir())[: -_NUM_KEPT_RUNS + 1]:
         shutil.rmtree(old, ignore_errors=True)
     folder = runs / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 

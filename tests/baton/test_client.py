@@ -14,7 +14,6 @@ from baton.errors import (
     BatonError,
     Cancelled,
     DeadlineExceeded,
-    InternalError,
     InvalidRequest,
     Overloaded,
     Unavailable,
@@ -260,7 +259,7 @@ async def test_an_answer_without_its_summary_is_not_an_answer() -> None:
         generation = client.generate("hello")
         with pytest.raises(Unavailable, match="in the middle"):
             await generation.text()
-        with pytest.raises(InternalError):
+        with pytest.raises(RuntimeError, match="iterate to it first"):
             _ = generation.summary
 
 

@@ -197,3 +197,19 @@ async def test_nobody_answers() -> None:
         await AsyncClient.connect(["127.0.0.1:1", "127.0.0.1:2"], timeout_s=0.5)
     with pytest.raises(InvalidRequest):
         await AsyncClient.connect([])
+
+
+async def test_a_full_queue_at_the_next_router_is_waited_for() -> None:
+    dying, asked = Dying(), []
+
+    async def full_at_first(scripted: Scripted, context: Any) -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            raise Overloaded("the queue is full", retry_after_s=0.05)
+        await the_rest(scripted, context)
+
+    async with serving(dying) as (_, server), serving(full_at_first) as (_, other):
+        dying.server = server
+        async with await AsyncClient.connect([server.address, other.address]) as client:
+            assert await client.generate("hello").text() == "one two three"
+    assert len(asked) == 2

@@ -1,0 +1,98 @@
+"""What the SDK sends, and what it refuses to send: by field, with what that field takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from baton import AsyncClient, Grammar, SamplingParams
+from baton.errors import InvalidRequest
+from baton.generate_request import build_request
+
+
+def built(prompt: Any = "a", messages: Any = None, token_ids: Any = None, **options: Any) -> Any:
+    return build_request(prompt, messages, token_ids, options)
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "allowed"),
+    [
+        ({"prompt": 7}, "prompt", "text"),
+        ({"prompt": None, "token_ids": [-1]}, "token_ids", r"from 0 to 2\*\*32 - 1"),
+        ({"seed": -1}, "seed", r"from 0 to 2\*\*64 - 1"),
+        ({"max_tokens": 2**40}, "max_tokens", r"below 2\*\*31"),
+        ({"temperature": "warm"}, "temperature", "a number"),
+        ({"stop": [1]}, "stop", "a text or a sequence of texts"),
+        ({"stop_token_ids": 3}, "stop_token_ids", "a sequence, each a whole number"),
+        ({"logit_bias": [1]}, "logit_bias", "a mapping from token ids to numbers"),
+        ({"logit_bias": {-1: 2.0}}, "logit_bias", "a mapping from token ids to numbers"),
+        ({"grammar": "[a-z]"}, "grammar", "a baton.Grammar"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_what_a_field_cannot_hold_is_refused_with_what_it_holds(
+    given: dict[str, Any], field: str, allowed: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"{field} cannot be sent: it must be .*{allowed}") as error:
+        built(**given)
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        "hi",
+        [{"content": "a"}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": "a", "name": "x"}],
+        [{"role": "user", "content": "\ud800"}],
+    ],
+    ids=["text", "no role", "none", "number", "unknown key", "lone surrogate"],
+)
+def test_a_message_is_a_role_and_a_text(messages: Any) -> None:
+    with pytest.raises(InvalidRequest, match='"role" and "content", both text') as error:
+        built(None, messages)
+    assert error.value.field == "messages"
+
+
+def test_messages_arrive_in_their_order() -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]
+    sent = built(None, messages).chat.messages
+    assert [(message.role, message.content) for message in sent] == [("user", "a"), ("assistant", "")]
+
+
+def test_a_schema_may_be_a_mapping() -> None:
+    schema = {"type": "object", "properties": {"ä": {"type": "integer"}}}
+    sent = built(grammar=Grammar(kind="json_schema", source=schema)).grammar.json_schema  # type: ignore[arg-type]
+    assert json.loads(sent) == schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"kind": "choice"}, "needs choices, and no source"),
+        ({"kind": "choice", "choices": ("a",), "source": "b"}, "needs choices, and no source"),
+        ({"kind": "regex"}, "needs source, and no choices"),
+        ({"kind": "regex", "source": 5}, "must be text"),
+        ({"kind": "choice", "choices": (5,)}, "must be text"),
+    ],
+)
+def test_a_grammar_says_what_it_needs(fields: Any, what: str) -> None:
+    with pytest.raises(InvalidRequest, match=what) as error:
+        Grammar(**fields)
+    assert error.value.field == "grammar"
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "a"])
+async def test_a_deadline_lies_ahead(timeout_s: Any) -> None:
+    client = AsyncClient.__new__(AsyncClient)
+    with pytest.raises(InvalidRequest, match="above 0") as error:
+        client.generate("a", timeout_s=timeout_s)
+    assert error.value.field == "timeout_s"
+
+
+def test_the_parameters_are_there_without_torch() -> None:
+    assert SamplingParams(temperature=0).max_tokens == 128
