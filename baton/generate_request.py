@@ -26,14 +26,21 @@ def build_request(
     token_ids: Sequence[int] | None,
     options: Mapping[str, Any],
 ) -> GenerateRequest:
-    """The request; raises InvalidRequest for an unknown option or a value that its field cannot hold."""
+    """The request; raises InvalidRequest for an unknown option or a value that its field cannot hold.
+
+    Also for anything but exactly one of prompt, messages and token_ids.
+    """
+    prompts = {"prompt": prompt, "messages": messages, "token_ids": token_ids}
+    given = [name for name, value in prompts.items() if value is not None]
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"give exactly one of {', '.join(prompts)}; given: {', '.join(given) or 'none'}", field="prompt"
+        )
     request = GenerateRequest()
     if prompt is not None:
         _set_with("prompt", lambda: request.MergeFrom(GenerateRequest(text=prompt)))
     if messages is not None:
-        request.chat.SetInParent()
-        for message in messages:
-            _set_with("messages", partial(_add, request, message))
+        _set_with("messages", partial(_add_messages, request, messages))
     if token_ids is not None:
         request.token_ids.SetInParent()
         _set_with("token_ids", lambda: request.token_ids.ids.extend(token_ids))
@@ -46,10 +53,15 @@ def build_request(
     return request
 
 
-def _add(request: GenerateRequest, message: Mapping[str, str]) -> None:
-    if not isinstance(message, Mapping) or set(message) != {"role", "content"} or None in message.values():
-        raise TypeError
-    request.chat.messages.append(ChatMessage(role=message["role"], content=message["content"]))
+def _add_messages(request: GenerateRequest, messages: Sequence[Mapping[str, str]]) -> None:
+    request.chat.SetInParent()
+    for message in messages:
+        if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+            raise TypeError
+        if None in message.values():
+            # protobuf takes None for a field that is not there.
+            raise TypeError
+        request.chat.messages.append(ChatMessage(role=message["role"], content=message["content"]))
 
 
 def _texts(value: str | Sequence[str]) -> Sequence[str]:
@@ -84,7 +96,7 @@ def _set_with(name: str, act: Callable[[], None]) -> None:
         act()
     except BatonError:
         raise
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidRequest(f"{name} cannot be sent: it must be {_allowed(name)}", field=name) from None
 
 

@@ -176,7 +176,8 @@ class Generation:
         """Goes on at another router, or raises what the failed call stands for.
 
         What begins it is the loss of the router itself: an error that a router reports is its answer,
-        after it has tried what it can. Once begun, a router that has no workers yet is worth another try.
+        after it has tried what it can. Once begun, a router that has no workers yet is worth another try, and
+        so is a full one, unless it asks for a longer wait than RESUME_S leaves.
         """
         now = asyncio.get_running_loop().time()
         failure = translate(error)
@@ -186,10 +187,13 @@ class Generation:
         lost = isinstance(failure, Unavailable | Cancelled) and (is_resuming or not is_from_baton(error))
         lost = lost or (is_resuming and isinstance(failure, Overloaded))
         self._lost_at = self._lost_at or now
-        if not lost or now - self._lost_at > RESUME_S:
+        # A router without workers has just begun, and is soon asked again; a full one says how long it takes.
+        wait_s = (failure.retry_after_s or 0.0) if isinstance(failure, Overloaded) else 0.0
+        if not lost or now + wait_s - self._lost_at > RESUME_S:
             raise failure from None
         self._routers.lose(self._target)
-        await asyncio.sleep((failure.retry_after_s or 0) + self._rng.uniform(0, LONGEST_PAUSE_S))
-        if self._deadline_at is not None and asyncio.get_running_loop().time() >= self._deadline_at:
-            raise DeadlineExceeded("the deadline passed while the answer moved to another router")
+        pause_s = wait_s + self._rng.uniform(0, LONGEST_PAUSE_S)
+        if self._deadline_at is not None and now + pause_s >= self._deadline_at:
+            raise DeadlineExceeded("the deadline comes before another router can go on with the answer")
+        await asyncio.sleep(pause_s)
         self._call = self._start()

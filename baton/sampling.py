@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.errors import InvalidRequest
@@ -33,7 +33,7 @@ class Grammar:
 
     kind: "json_schema", "regex", "lark" (a context-free grammar in Lark syntax) or "choice".
     source: its text, or a JSON schema as a mapping; for "choice" empty.
-    choices: the texts to choose from, for "choice".
+    choices: the texts to choose from, for "choice"; kept as a tuple.
 
     Raises InvalidRequest, naming the field. Whether the source itself is sound is for the
     compiler to say (baton/grammars.py).
@@ -41,17 +41,18 @@ class Grammar:
 
     kind: str
     source: str = ""
-    choices: tuple[str, ...] = ()
+    choices: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.source, Mapping):
-            object.__setattr__(self, "source", json.dumps(self.source))
-        if not isinstance(self.source, str) or not all(isinstance(text, str) for text in self.choices):
-            raise InvalidRequest("a grammar's source and choices must be text", field="grammar")
         if self.kind not in GRAMMAR_KINDS:
             raise InvalidRequest(
                 f"grammar kind {self.kind!r} is unknown; allowed: {', '.join(GRAMMAR_KINDS)}", field="grammar"
             )
+        if self.kind == "json_schema" and isinstance(self.source, Mapping):
+            object.__setattr__(self, "source", _schema_text(self.source))
+        if isinstance(self.choices, list):
+            object.__setattr__(self, "choices", tuple(self.choices))
+        self._check_types()
         needed, other = ("choices", "source") if self.kind == "choice" else ("source", "choices")
         if not getattr(self, needed) or getattr(self, other):
             raise InvalidRequest(
@@ -65,6 +66,14 @@ class Grammar:
             raise InvalidRequest(
                 f"choices must be 1 to {MAX_CHOICES} texts, none of them empty", field="grammar"
             )
+
+    def _check_types(self) -> None:
+        if not isinstance(self.source, str):
+            raise InvalidRequest(
+                "a grammar's source must be text; only a JSON schema may be a mapping", field="grammar"
+            )
+        if not isinstance(self.choices, tuple) or not all(isinstance(text, str) for text in self.choices):
+            raise InvalidRequest("a grammar's choices must be a sequence of texts", field="grammar")
 
     def to_proto(self) -> common_pb2.Grammar:
         """The wire form."""
@@ -234,6 +243,13 @@ _PLAIN = (
     "logprobs",
     "top_logprobs",
 )
+
+
+def _schema_text(schema: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(dict(schema))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the JSON schema cannot be written as JSON: {error}", field="grammar") from None
 
 
 def _require(ok: bool, field: str, value: float, allowed: str) -> None:

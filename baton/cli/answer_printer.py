@@ -3,6 +3,7 @@ were asked for."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import sys
@@ -13,17 +14,29 @@ from baton.generation import Generation
 
 
 async def print_answers(generation: Generation, n: int) -> None:
-    """Writes one answer as it comes, or each of several under its number as it ends."""
+    """Writes one answer as it comes, or each of several under its number as it ends.
+
+    What there is of an answer that fails or is interrupted is written too.
+    """
     if n == 1:
         await _print_live(generation)
         return
-    texts = [""] * n
-    async with generation:
-        async for chunk in generation:
-            texts[chunk.index] += chunk.text
-            if chunk.finish_reason:
-                sys.stdout.write(f"[{chunk.index}] {texts[chunk.index]}\n")
-                sys.stdout.flush()
+    open_texts = dict.fromkeys(range(n), "")
+    try:
+        async with generation:
+            async for chunk in generation:
+                open_texts[chunk.index] += chunk.text
+                if chunk.finish_reason:
+                    _print_numbered(chunk.index, open_texts.pop(chunk.index))
+    finally:
+        for index, text in open_texts.items():
+            if text:
+                _print_numbered(index, text)
+
+
+def _print_numbered(index: int, text: str) -> None:
+    sys.stdout.write(f"[{index}] {text}\n")
+    sys.stdout.flush()
 
 
 async def _print_live(generation: Generation) -> None:
@@ -34,14 +47,14 @@ async def _print_live(generation: Generation) -> None:
                 sys.stdout.write(chunk.text)
                 sys.stdout.flush()
                 parts.append(chunk.text)
-    except BatonError:
+    except (BatonError, asyncio.CancelledError):
         end_broken_line(parts)
         raise
     sys.stdout.write("\n")
 
 
 def end_broken_line(parts: list[str]) -> None:
-    """Ends the line of an answer that failed half-way, so that the error gets a line of its own."""
+    """Ends the line of an answer that broke off half-way, so that the error gets a line of its own."""
     if parts:
         sys.stdout.write("\n")
         sys.stdout.flush()

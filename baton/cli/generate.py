@@ -26,6 +26,11 @@ from baton.cli.text_input import open_stdout, read_text
 from baton.client import AsyncClient
 
 _NOT_OF_THE_REQUEST = ("address", "as_json", "verbose")
+_ONLY_IN_JSON = {
+    "logprobs": "--logprobs",
+    "top_logprobs": "--top-logprobs",
+    "prompt_logprobs": "--prompt-logprobs",
+}
 _GRAMMARS = ("json_schema", "regex", "lark", "choice")
 
 
@@ -80,6 +85,8 @@ def generate(
 
 def _request(given: dict[str, Any]) -> dict[str, Any]:
     """What the SDK is to be asked, from the options as they were typed."""
+    if not given["as_json"]:
+        _refuse_unseen(given)
     for name in _NOT_OF_THE_REQUEST:
         del given[name]
     text = read_text(given["prompt"], name="PROMPT")
@@ -90,6 +97,14 @@ def _request(given: dict[str, Any]) -> dict[str, Any]:
     given["logprobs"] = given["logprobs"] or bool(given["top_logprobs"])
     given["logit_bias"] = answer.read_bias(given["logit_bias"])
     return given
+
+
+def _refuse_unseen(given: dict[str, Any]) -> None:
+    """Raises typer.BadParameter for an option whose result the text does not show."""
+    for name, flag in _ONLY_IN_JSON.items():
+        # 0 is a request too: for the tokens themselves, without others beside them.
+        if given[name] is not None and given[name] is not False:
+            raise typer.BadParameter("add --json, which shows them", param_hint=f"'{flag}'")
 
 
 async def _generate(address: str, given: dict[str, Any], *, as_json: bool, verbose: bool) -> None:

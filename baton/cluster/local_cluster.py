@@ -232,7 +232,8 @@ def _make_places(
 ) -> Places:
     logs = Path(config.log_dir).absolute() if config.log_dir else _new_run_folder(cache_dir() / "run")
     try:
-        logs.mkdir(parents=True, exist_ok=True)
+        # What a log tells is its owner's.
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"log_dir {logs} cannot be made: {error.strerror}", field="log_dir") from error
     # Ray puts sockets into its folder, and a socket's path is limited to 107 bytes.

@@ -24,6 +24,7 @@ def built(prompt: Any = "a", messages: Any = None, token_ids: Any = None, **opti
         ({"seed": -1}, "seed", r"from 0 to 2\*\*64 - 1"),
         ({"max_tokens": 2**40}, "max_tokens", r"below 2\*\*31"),
         ({"temperature": "warm"}, "temperature", "a number"),
+        ({"temperature": 10**400}, "temperature", "a number"),
         ({"stop": [1]}, "stop", "a text or a sequence of texts"),
         ({"stop_token_ids": 3}, "stop_token_ids", "a sequence, each a whole number"),
         ({"logit_bias": [1]}, "logit_bias", "a mapping from token ids to numbers"),
@@ -44,18 +45,31 @@ def test_what_a_field_cannot_hold_is_refused_with_what_it_holds(
     "messages",
     [
         "hi",
+        5,
         [{"content": "a"}],
         [{"role": "user", "content": None}],
         [{"role": "user", "content": 5}],
         [{"role": "user", "content": "a", "name": "x"}],
         [{"role": "user", "content": "\ud800"}],
     ],
-    ids=["text", "no role", "none", "number", "unknown key", "lone surrogate"],
+    ids=["text", "no sequence", "no role", "none", "number", "unknown key", "lone surrogate"],
 )
 def test_a_message_is_a_role_and_a_text(messages: Any) -> None:
     with pytest.raises(InvalidRequest, match='"role" and "content", both text') as error:
         built(None, messages)
     assert error.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "messages", "given"),
+    [(None, None, "none"), ("a", [], "prompt, messages")],
+    ids=["none", "two"],
+)
+def test_there_is_one_prompt(prompt: Any, messages: Any, given: str) -> None:
+    expected = f"exactly one of prompt, messages, token_ids; given: {given}$"
+    with pytest.raises(InvalidRequest, match=expected) as error:
+        built(prompt, messages)
+    assert error.value.field == "prompt"
 
 
 def test_messages_arrive_in_their_order() -> None:
@@ -76,14 +90,22 @@ def test_a_schema_may_be_a_mapping() -> None:
         ({"kind": "choice"}, "needs choices, and no source"),
         ({"kind": "choice", "choices": ("a",), "source": "b"}, "needs choices, and no source"),
         ({"kind": "regex"}, "needs source, and no choices"),
-        ({"kind": "regex", "source": 5}, "must be text"),
-        ({"kind": "choice", "choices": (5,)}, "must be text"),
+        ({"kind": "regex", "source": 5}, "source must be text"),
+        ({"kind": "regex", "source": {"type": "object"}}, "only a JSON schema may be a mapping"),
+        ({"kind": "json_schema", "source": {"enum": {1}}}, "cannot be written as JSON"),
+        ({"kind": "choice", "choices": (5,)}, "choices must be a sequence of texts"),
+        ({"kind": "choice", "choices": "yes"}, "choices must be a sequence of texts"),
+        ({"kind": "choice", "choices": 5}, "choices must be a sequence of texts"),
     ],
 )
 def test_a_grammar_says_what_it_needs(fields: Any, what: str) -> None:
     with pytest.raises(InvalidRequest, match=what) as error:
         Grammar(**fields)
     assert error.value.field == "grammar"
+
+
+def test_choices_may_be_a_list() -> None:
+    assert Grammar(kind="choice", choices=["a", "b"]) == Grammar(kind="choice", choices=("a", "b"))
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "a"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,3 +140,12 @@ def test_bad_settings_are_config_errors(level: str, file: str | None, field: str
     with pytest.raises(ConfigError) as caught:
         configure_logging("router", level, file)
     assert caught.value.field == field
+
+
+def test_a_log_file_is_its_owners(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        configure_logging("decode-0", "info", tmp_path / "decode-0.log")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "decode-0.log").stat().st_mode) == 0o600

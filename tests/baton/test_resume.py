@@ -11,7 +11,7 @@ from baton import AsyncClient
 from baton.errors import InternalError, InvalidRequest, Overloaded, Unavailable
 from baton.rpc_server import RpcServer
 from baton.v1 import common_pb2, inference_service_pb2
-from tests.baton.scripted_router import SUMMARY, Response, Scripted, chunk, serving
+from tests.baton.scripted_router import GUARD_S, SUMMARY, Response, Scripted, chunk, serving
 
 
 async def started(context: Any, seed: int) -> None:
@@ -213,3 +213,37 @@ async def test_a_full_queue_at_the_next_router_is_waited_for() -> None:
         async with await AsyncClient.connect([server.address, other.address]) as client:
             assert await client.generate("hello").text() == "one two three"
     assert len(asked) == 2
+
+
+async def test_a_wait_longer_than_the_search_for_a_router_is_not_begun() -> None:
+    async def full(scripted: Scripted, context: Any) -> None:
+        raise Overloaded("the queue is full", retry_after_s=3600.0)
+
+    dying = Dying()
+    async with serving(dying) as (_, server), serving(full) as (second, other):
+        dying.server = server
+        async with await AsyncClient.connect([server.address, other.address]) as client:
+            async with asyncio.timeout(GUARD_S):
+                with pytest.raises(Overloaded, match="the queue is full"):
+                    await client.generate("hello").text()
+        assert len(second.requests) == 1
+
+
+async def test_hearing_once_more_of_an_end_is_no_progress() -> None:
+    """Otherwise the router's next refusal would count as its answer, not as a step of the search."""
+
+    async def end_again(scripted: Scripted, context: Any) -> None:
+        known = scripted.requests[0].partial_answers[0]
+        last = inference_service_pb2.Chunk(start_index=2, finish_reason=known.finish_reason)
+        await context.write(Response(chunk=last))
+        if len(scripted.requests) == 1:
+            raise Unavailable("no worker yet")
+        await context.write(Response(summary=SUMMARY))
+
+    dying = Dying(with_rest=True)
+    async with serving(dying) as (_, server), serving(end_again) as (second, other):
+        dying.server = server
+        async with await AsyncClient.connect([server.address, other.address]) as client:
+            chunks = [part async for part in client.generate("hello")]
+        assert [part.finish_reason for part in chunks] == ["", "", "length"]
+        assert len(second.requests) == 2

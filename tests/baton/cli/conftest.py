@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
         self.status = admin_service_pb2.GetClusterStatusResponse(router="router-0", model="tiny")
         self.address = ""
         self.breaks_off = False
+        # When set, answer 0 ends and the others wait for it.
+        self.hold: threading.Event | None = None
 
     def Generate(self, request, context):  # noqa: N802
         self.requests.append(request)
@@ -72,6 +75,8 @@ class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
                 index=index, start_index=len(self.words), finish_reason=common_pb2.FINISH_REASON_STOP
             )
             yield inference_service_pb2.GenerateResponse(chunk=chunk)
+            if self.hold is not None:
+                self.hold.wait(10)
         yield inference_service_pb2.GenerateResponse(
             summary=inference_service_pb2.Summary(
                 request_id="req-1",

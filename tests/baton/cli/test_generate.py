@@ -1,7 +1,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 NOT_UTF_8 = b"caf\xe9".decode("utf-8", "surrogateescape")
@@ -61,6 +66,25 @@ def test_several_answers_come_under_their_numbers(baton, router) -> None:
     assert (ran.code, ran.out) == (0, "[0] Paris is it.\n[1] Paris is it.\n")
 
 
+@pytest.mark.parametrize("n", ["1", "2"])
+def test_ctrl_c_shows_what_has_come_of_each_answer(baton, router, monkeypatch, n) -> None:
+    router.hold = threading.Event()
+    flush = sys.stdout.flush
+
+    def interrupt_at_the_first_line_or_word() -> None:
+        # By then every answer has its three words: answer 0 ends after them.
+        flush()
+        if "Paris is it." in sys.stdout.getvalue():
+            monkeypatch.setattr(sys.stdout, "flush", flush)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sys.stdout, "flush", interrupt_at_the_first_line_or_word)
+    ran = baton("generate", "x", "--address", router.address, "-n", n)
+    router.hold.set()
+    expected = {"1": "Paris is it.\n", "2": "[0] Paris is it.\n[1] Paris is it.\n"}
+    assert (ran.code, ran.out) == (130, expected[n])
+
+
 def test_what_an_answer_may_be_arrives(baton, router, tmp_path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
@@ -68,7 +92,7 @@ def test_what_an_answer_may_be_arrives(baton, router, tmp_path) -> None:
     options += ["--repetition-penalty", "1.5", "--presence-penalty", "0.5", "--frequency-penalty", "-0.5"]
     options += ["--logit-bias", "4=-2.5", "--logit-bias", "5=1", "--allowed-token-id", "7"]
     options += ["--stop-token-id", "9", "--keep-special-tokens", "--truncate-prompt", "8"]
-    options += ["--prompt-logprobs", "0", "--json-schema", str(schema)]
+    options += ["--prompt-logprobs", "0", "--json", "--json-schema", str(schema)]
     assert baton("generate", "x", "--address", router.address, *options).code == 0
     (request,) = router.requests
     assert (list(request.stop), request.include_stop_in_text) == (["a", "b"], True)
@@ -118,6 +142,10 @@ def test_token_ids(baton, router, written) -> None:
         (["1 -2", "--token-ids"], None, "token_ids"),
         (["x", "--logit-bias", "4"], None, "ID=VALUE"),
         (["x", "--regex", "a", "--choice", "b"], None, "exclude each other"),
+        (["x", "--logprobs"], None, "'--logprobs': add --json"),
+        (["x", "--top-logprobs", "2"], None, "'--top-logprobs': add --json"),
+        (["x", "--prompt-logprobs", "0"], None, "'--prompt-logprobs': add --json"),
+        (["x", "--timeout", "0"], None, "timeout_s must be a number of seconds above 0"),
         (["x", "--lark", "/nowhere/grammar"], None, "'--lark': /nowhere/grammar cannot be read"),
     ],
     ids=[
@@ -130,6 +158,10 @@ def test_token_ids(baton, router, written) -> None:
         "negative-id",
         "bias",
         "two-grammars",
+        "logprobs",
+        "top-logprobs",
+        "prompt-logprobs",
+        "timeout",
         "no-file",
     ],
 )
@@ -138,6 +170,16 @@ def test_wrong_input_is_exit_code_2_and_names_the_argument(baton, router, argume
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err
     assert router.requests == []
+
+
+def test_an_address_that_serves_something_else_is_named_as_such(baton) -> None:
+    server = grpc.server(ThreadPoolExecutor(max_workers=1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    ran = baton("generate", "x", "--address", f"127.0.0.1:{port}")
+    server.stop(0).wait()
+    assert (ran.code, ran.out) == (1, "")
+    assert "is it a router's public port" in ran.err
 
 
 def test_nobody_there_is_exit_code_3(baton, monkeypatch) -> None:
