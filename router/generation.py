@@ -105,6 +105,7 @@ class Generation:
         self._beside = beside
         # Attempts in a row without a commit.
         self._num_failed = 0
+        self._is_placed = False
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -154,7 +155,8 @@ class Generation:
                 if finding := await self._suspicion.verdict():
                     raise PoisonRequest(finding) from error
                 self._num_failed += 1
-                is_last = self._num_failed >= self._config.max_attempts
+                # Where there are no workers the queue has waited for them already.
+                is_last = not self._is_placed or self._num_failed >= self._config.max_attempts
                 if is_last or not self._dispatcher.retries.take():
                     raise
                 self._timeline.num_attempts += 1
@@ -163,8 +165,9 @@ class Generation:
 
     async def _attempt(self) -> None:
         inbox = Inbox(self._rng.randbytes(16))
-        self._suspicion.runs_alone = False
+        self._suspicion.runs_alone = self._is_placed = False
         assignment = await self._queue(inbox.attempt_id)
+        self._is_placed = True
         with self._held(assignment, inbox), self._judging(assignment):
             lease = await self._reserve(assignment, inbox)
             if assignment.prefill is not None:
