@@ -98,11 +98,42 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransferTimes:
+    """Where the time of a KV transfer went, in milliseconds.
+
+    The parts overlap: their sum may exceed the whole.
+
+    open_ms: until the decode worker had admitted the write.
+    wait_ms: waiting for room at the decode worker.
+    prepare_ms: reading the cache and computing digests, at the prefill worker.
+    wire_ms: handing frames to the transport.
+    verify_ms: verifying frames, at the decode worker.
+    convert_ms: converting and storing them, at the decode worker.
+    commit_ms: from the commit to its answer.
+    """
+
+    open_ms: float
+    wait_ms: float
+    prepare_ms: float
+    wire_ms: float
+    verify_ms: float
+    convert_ms: float
+    commit_ms: float
+
+    @classmethod
+    def from_proto(cls, proto: common_pb2.TransferTimes) -> TransferTimes:
+        """Reads the wire form."""
+        return cls(**{field.name: getattr(proto, field.name) for field in proto.DESCRIPTOR.fields})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """Where a request spent its time, in milliseconds, and who did the work.
 
     transfer_ms: from the first KV frame to the commit.
     transfer_tail_ms: the part of it after the first token, which no computation hides.
+    transfer_hidden_share: of the KV bytes, those that the decode worker had when the last layer was
+        computed, 0 to 1.
     num_preemptions: how often a decode worker gave its blocks to older requests.
     """
 
@@ -120,11 +151,14 @@ class Timings:
     num_attempts: int
     transfer_tail_ms: float
     num_preemptions: int
+    transfer_times: TransferTimes
+    transfer_hidden_share: float
 
     @classmethod
     def from_proto(cls, proto: inference_service_pb2.Timings) -> Timings:
         """Reads the wire form."""
-        return cls(**{field.name: getattr(proto, field.name) for field in proto.DESCRIPTOR.fields})
+        fields = {field.name: getattr(proto, field.name) for field in proto.DESCRIPTOR.fields}
+        return cls(**fields | {"transfer_times": TransferTimes.from_proto(proto.transfer_times)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

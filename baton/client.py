@@ -13,6 +13,7 @@ It shows no protobuf type. A client does not survive a fork; connect in the chil
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -27,6 +28,7 @@ from baton.generation import Generation
 from baton.routers import Routers
 from baton.rpc import translate
 from baton.telemetry import ROOT_SPAN, start_span
+from baton.tls import opener_trusting
 from baton.v1 import inference_service_pb2
 
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -40,14 +42,21 @@ class AsyncClient:
         self._rng = random.Random()
 
     @classmethod
-    async def connect(cls, target: str | Sequence[str] = DEFAULT_TARGET, *, timeout_s: float = 10.0) -> Self:
+    async def connect(
+        cls,
+        target: str | Sequence[str] = DEFAULT_TARGET,
+        *,
+        timeout_s: float = 10.0,
+        tls_ca: str | os.PathLike[str] | None = None,
+    ) -> Self:
         """Connects to a router, or to the first of several that answers.
 
         An answer whose router is lost in the middle goes on at the next one, without a seam.
-        Raises Unavailable if none answers within timeout_s seconds.
+        tls_ca is a PEM file with the authority that signed the routers' certificates; None is for plain text.
+        Raises Unavailable if none answers within timeout_s seconds, ConfigError if tls_ca cannot be used.
         """
         targets = [target] if isinstance(target, str) else list(target)
-        return cls(await Routers.connect(targets, timeout_s))
+        return cls(await Routers.connect(targets, timeout_s, opener_trusting(tls_ca)))
 
     def generate(
         self,

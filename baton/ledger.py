@@ -13,21 +13,29 @@ class LedgerServicer(AdminServiceServicer):
     """Answers for one process.
 
     counts: everything held for requests, by kind; equal dumps of an idle process mean no leak.
+    totals: counts since the start, which only grow.
     """
 
     def __init__(
-        self, name: str, role: common_pb2.Role.ValueType, counts: Callable[[], Mapping[str, int]]
+        self,
+        name: str,
+        role: common_pb2.Role.ValueType,
+        counts: Callable[[], Mapping[str, int]],
+        totals: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._name = name
         self._role = role
         self._counts = counts
+        self._totals = totals
 
     async def GetLedger(  # noqa: N802 - gRPC name
         self, request: admin_service_pb2.GetLedgerRequest, context: object
     ) -> admin_service_pb2.GetLedgerResponse:
-        """Everything this process holds for requests."""
+        """Everything this process holds for requests, and what it has counted."""
         del request, context
-        return admin_service_pb2.GetLedgerResponse(name=self._name, role=self._role, counts=self._counts())
+        return admin_service_pb2.GetLedgerResponse(
+            name=self._name, role=self._role, counts=self._counts(), totals=self._totals()
+        )
 
     async def GetClusterStatus(  # noqa: N802 - gRPC name
         self, request: admin_service_pb2.GetClusterStatusRequest, context: object

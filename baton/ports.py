@@ -5,7 +5,7 @@
                                                   baton/sessions.py
     Registry           here                       baton/registry.py               who could be talked to
     StepRunner         engine/step_runner.py      engine/thread.py                one step of the model
-    KvTransport        kvtransfer/contract.py     kvtransfer/transports/grpc.py   KV blocks
+    KvTransport        kvtransfer/contract.py     kvtransfer/transports/client.py KV blocks
 
 Two stand beside the types they carry, because imports point down. A simulation puts
 virtual time and queues behind all of them. Nothing in this module does any work.

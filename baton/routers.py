@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import grpc.aio
 
 from baton.errors import InvalidRequest, Unavailable
-from baton.rpc import open_channel
+from baton.rpc import OpenChannel, open_channel
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub
 
 if TYPE_CHECKING:
@@ -21,17 +21,20 @@ CONNECT_S = 2.0
 class Routers:
     """Channels to routers of one cluster. Made by `await Routers.connect(targets, timeout_s)`."""
 
-    def __init__(self, targets: Sequence[str]) -> None:
+    def __init__(self, targets: Sequence[str], opener: OpenChannel = open_channel) -> None:
         if not targets:
             raise InvalidRequest("name at least one router", field="target")
         self._targets = list(targets)
+        self._opener = opener
         self._index = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     @classmethod
-    async def connect(cls, targets: Sequence[str], timeout_s: float) -> Self:
+    async def connect(
+        cls, targets: Sequence[str], timeout_s: float, opener: OpenChannel = open_channel
+    ) -> Self:
         """Connects to the first router that answers; raises Unavailable if none does in timeout_s seconds."""
-        routers = cls(targets)
+        routers = cls(targets, opener)
         try:
             async with asyncio.timeout(timeout_s):
                 await routers._find()
@@ -39,6 +42,7 @@ class Routers:
             await routers.close()
             raise Unavailable(
                 f"no router answers at {', '.join(targets)}; is it running? `baton up` starts a local cluster"
+                "; a router with TLS takes tls_ca, and an address that its certificate names"
             ) from None
         except BaseException:
             await routers.close()
@@ -69,7 +73,7 @@ class Routers:
     @property
     def _channel(self) -> grpc.aio.Channel:
         if self.target not in self._channels:
-            self._channels[self.target] = open_channel(self.target)
+            self._channels[self.target] = self._opener(self.target)
         return self._channels[self.target]
 
     async def _find(self) -> None:

@@ -7,7 +7,8 @@ no service and no message. The server side is baton/rpc_server.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote, unquote
@@ -51,11 +52,16 @@ _OPTIONS: Final[tuple[tuple[str, int | None, int | None], ...]] = (
     ("grpc.initial_reconnect_backoff_ms", 200, None),
     ("grpc.min_reconnect_backoff_ms", 2_000, None),
     ("grpc.max_reconnect_backoff_ms", 2_000, None),
+    # Channels to one address would share connections and their back-off, and a worker that came back at
+    # its old address would be met with the old one's state.
+    ("grpc.use_local_subchannel_pool", 1, None),
     # A proxy variable meant for browsers must not divert traffic inside a cluster.
     ("grpc.enable_http_proxy", 0, None),
 )
 CHANNEL_OPTIONS: Final = tuple((name, client) for name, client, _ in _OPTIONS if client is not None)
 SERVER_OPTIONS: Final = tuple((name, server) for name, _, server in _OPTIONS if server is not None)
+
+OpenChannel = Callable[[str], grpc.aio.Channel]
 
 CODE_KEY: Final = "baton-error-code"
 FIELD_KEY: Final = "baton-error-field"
@@ -85,25 +91,50 @@ _BY_STATUS: Final[Mapping[grpc.StatusCode, type[BatonError]]] = MappingProxyType
     }
 )
 
+# What gRPC says when two ends do not agree on TLS, the setting at fault, and what to say of it.
+# A server that refuses a certificate hangs up; its own log has the reason, the client cannot know it.
+_TLS_FAILURES: Final[tuple[tuple[str, str, str], ...]] = (
+    ("CERTIFICATE_VERIFY_FAILED", "tls_ca", "its certificate does not pass the check against tls_ca"),
+    (
+        "Hostname Verification",
+        "tls_server_name",
+        "its certificate carries another name than the one dialled; dial that, or set tls_server_name to it",
+    ),
+    (
+        "WRONG_VERSION_NUMBER",
+        "tls_cert",
+        "it speaks plain text, this side TLS; set TLS at both ends or at none",
+    ),
+    (
+        "failed to connect to all addresses; last error: UNAVAILABLE: .*Socket closed",
+        "tls_cert",
+        "the connection was closed before a word was said; a port with TLS does so to a peer without it, or "
+        "without a certificate that it trusts",
+    ),
+)
+
 
 def open_channel(
     target: str,
     *,
     credentials: grpc.ChannelCredentials | None = None,
+    server_name: str = "",
     interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
 ) -> grpc.aio.Channel:
     """A channel with Baton's options; it connects on first use.
 
     Args:
         target: host:port, or any gRPC name such as "dns:///baton-router:50051".
-        credentials: for TLS; plain text without.
+        credentials: for TLS; plain text without. baton/tls.py makes them.
+        server_name: the name that the server's certificate must carry; "" for the target's host.
         interceptors: passed to gRPC as they are.
     """
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS, interceptors=list(interceptors))
-    return grpc.aio.secure_channel(
-        target, credentials, options=CHANNEL_OPTIONS, interceptors=list(interceptors)
-    )
+    options: list[tuple[str, int | str]] = list(CHANNEL_OPTIONS)
+    if server_name:
+        options.append(("grpc.ssl_target_name_override", server_name))
+    return grpc.aio.secure_channel(target, credentials, options=options, interceptors=list(interceptors))
 
 
 def to_status(error: BatonError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
@@ -123,20 +154,29 @@ def translate(error: grpc.aio.AioRpcError) -> BatonError:
     A Baton server says which in its trailing metadata; otherwise the status code decides.
     """
     metadata = _text_metadata(error)
-    details = error.details() or f"the call failed with {error.code().name}"
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and CODE_KEY not in metadata:
-        # gRPC's own words are about its stream.
-        details = "the deadline passed before the answer was complete"
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED and CODE_KEY not in metadata:
-        details = "nobody serves this call at that address; is it a router's public port, of this version?"
+    details, field = error.details() or f"the call failed with {error.code().name}", ""
+    if CODE_KEY not in metadata:
+        details, field = _in_our_words(error.code(), details)
     return _class_of(error, metadata)(
-        details, field=unquote(metadata.get(FIELD_KEY, "")), retry_after_s=_retry_after_s(metadata)
+        details, field=unquote(metadata.get(FIELD_KEY, field)), retry_after_s=_retry_after_s(metadata)
     )
 
 
 def is_from_baton(error: grpc.aio.AioRpcError) -> bool:
     """Whether a Baton server said so itself; otherwise gRPC did, because the server is gone."""
     return CODE_KEY in _text_metadata(error)
+
+
+def _in_our_words(code: grpc.StatusCode, details: str) -> tuple[str, str]:
+    """What gRPC says about its streams and handshakes, as it looks from above, and the setting at fault."""
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "the deadline passed before the answer was complete", ""
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return "nobody serves this call at that address; is it a router's public port, of this version?", ""
+    for pattern, field, words in _TLS_FAILURES:
+        if re.search(pattern, details):
+            return f"{words} ({details})", field
+    return details, ""
 
 
 def _class_of(error: grpc.aio.AioRpcError, metadata: Mapping[str, str]) -> type[BatonError]:

@@ -12,6 +12,7 @@ Everything happens in AsyncClient, on an event loop in a thread of its own.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
@@ -34,11 +35,17 @@ class Client:
         self._client: AsyncClient | None = None
 
     @classmethod
-    def connect(cls, target: str | Sequence[str] = DEFAULT_TARGET, *, timeout_s: float = 10.0) -> Self:
+    def connect(
+        cls,
+        target: str | Sequence[str] = DEFAULT_TARGET,
+        *,
+        timeout_s: float = 10.0,
+        tls_ca: str | os.PathLike[str] | None = None,
+    ) -> Self:
         """Connects to a router; as AsyncClient.connect()."""
         client = cls()
         try:
-            client._client = client._run(AsyncClient.connect(target, timeout_s=timeout_s))
+            client._client = client._run(AsyncClient.connect(target, timeout_s=timeout_s, tls_ca=tls_ca))
         except BaseException:
             client.close()
             raise

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -169,10 +169,16 @@ def start_span(
 def shutdown_tracing(deadline_s: float = 5.0) -> None:
     """Exports what is finished and ends tracing, waiting for at most deadline_s seconds. Idempotent."""
     provider, _tracing.provider, _tracing.tracer = _tracing.provider, None, None
-    if provider is None:
-        return
-    # A collector that does not answer would hold the SDK's shutdown far longer than the deadline.
-    closing = threading.Thread(target=provider.shutdown, name="baton-trace-shutdown", daemon=True)
+    if provider is not None:
+        close_within(provider.shutdown, deadline_s)
+
+
+def close_within(close: Callable[[], object], deadline_s: float) -> None:
+    """Calls what closes an exporter, and waits for at most deadline_s seconds.
+
+    A collector that does not answer would hold the SDK's shutdown far longer.
+    """
+    closing = threading.Thread(target=close, name="baton-telemetry-shutdown", daemon=True)
     closing.start()
     closing.join(deadline_s)
 

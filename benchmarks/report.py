@@ -2,8 +2,8 @@
 
 A row compares one metric with one peer. ratio is above 1 when ours is better,
 whatever the unit; target is the ratio to reach. A peer that is not installed
-leaves peer and ratio null. A dated copy of every result, with the hardware in its name, goes
-to benchmarks/results/.
+leaves peer and ratio null, and ours too where nothing is left to compare. A dated copy of
+every result, with the hardware in its name, goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Row:
 
     metric: str
     unit: str
-    ours: float
+    ours: float | None
     runs: int
     peer: float | None = None
     peer_name: str | None = None
@@ -41,19 +41,21 @@ def percentile(values: list[float], percent: int) -> float:
     return quantiles(values, n=100, method="inclusive")[percent - 1] if percent else min(values)
 
 
-def publish(name: str, rows: list[Row], json_path: str | None, **facts: object) -> Path:
+def publish(
+    name: str, rows: list[Row], json_path: str | None, *, folder: Path = RESULTS, **facts: object
+) -> Path:
     """Prints the rows, writes them to json_path if given, and keeps a dated copy; returns the copy's path."""
     for row in rows:
-        print(f"{row.metric:<36} {row.ours:>10.1f} {row.unit:<10} {_versus(row)}")
+        print(f"{row.metric:<44} {_short(row.ours):>8} {row.unit:<9} {_versus(row)}")
     document = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
     if json_path is not None:
         Path(json_path).write_text(document, encoding="utf-8")
     now = datetime.now(UTC)
-    RESULTS.mkdir(exist_ok=True)
-    kept = RESULTS / f"{now:%Y-%m-%d}-{name}-{hardware()}.json"
+    folder.mkdir(exist_ok=True)
+    kept = folder / f"{now:%Y-%m-%d}-{name}-{hardware()}.json"
     if kept.exists():
         # A result that is kept is never overwritten by the next run of the same day.
-        kept = RESULTS / f"{now:%Y-%m-%dT%H%M%S}-{name}-{hardware()}.json"
+        kept = folder / f"{now:%Y-%m-%dT%H%M%S}-{name}-{hardware()}.json"
     record = {"date": now.isoformat(timespec="seconds"), "hardware": hardware(), **facts}
     kept.write_text(
         json.dumps({**record, "rows": [asdict(row) for row in rows]}, indent=1) + "\n", encoding="utf-8"
@@ -75,4 +77,9 @@ def hardware() -> str:
 def _versus(row: Row) -> str:
     if row.ratio is None:
         return ""
-    return f"{row.ratio:5.2f}x of {row.peer_name} ({row.peer:.1f}), target {row.target}"
+    goal = "" if row.target is None else f", target {row.target}"
+    return f"{row.ratio:5.2f}x of {row.peer_name} ({_short(row.peer)}){goal}"
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

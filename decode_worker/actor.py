@@ -15,6 +15,7 @@ from typing import Any
 
 from baton.errors import BatonError
 from baton.logs import configure_logging, get_logger
+from baton.metrics import configure_metrics, shutdown_metrics
 from baton.telemetry import configure_tracing, shutdown_tracing
 from decode_worker.config import DecodeConfig
 from decode_worker.serve import serve
@@ -33,6 +34,7 @@ class DecodeWorker:
         self._config = DecodeConfig(**settings)
         configure_logging(self._config.name, self._config.log_level, self._config.log_file or None)
         configure_tracing("baton-decode", self._config.name, self._config.trace_file or None)
+        configure_metrics("baton-decode", self._config.name)
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._serving: Future[None] = Future()
@@ -54,6 +56,7 @@ class DecodeWorker:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(self._config.drain_s + 5.0)
         shutdown_tracing()
+        shutdown_metrics()
         self._ended.set()
 
     def _serve(self) -> None:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from baton.advertise import check_advertise
 from baton.errors import ConfigError
+from baton.tls import TlsFiles
 from engine.config import EngineConfig
+from kvtransfer.contract import check_checksum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +24,22 @@ class DecodeConfig(EngineConfig):
     )
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False, metadata={"help": "registry"})
     namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
+    tls_cert: str = field(default="", metadata={"help": "PEM file: this process's certificate, for TLS"})
+    tls_key: str = field(default="", metadata={"help": "PEM file: private key of tls_cert"})
+    tls_ca: str = field(default="", metadata={"help": "PEM file: authorities that sign peers' certificates"})
+    tls_server_name: str = field(
+        default="", metadata={"help": "name in every worker's certificate; empty for the host dialled"}
+    )
     lease_ttl_s: float = field(
         default=10.0, metadata={"help": "a lease that no router renews for this long ends"}
+    )
+    arena_bytes: int = field(
+        default=64 << 20,
+        metadata={"help": "memory that KV is written into by shm and nixl; 0 takes KV over gRPC only"},
+    )
+    shm_folder: str = field(default="/dev/shm", metadata={"help": "folder of shared memory, on this host"})
+    kv_checksum: str = field(
+        default="xxh3", metadata={"help": "xxh3 or none: digest of KV frames; alike on all workers"}
     )
     drain_s: float = field(
         default=5.0, metadata={"help": "time to clean up at shutdown; attempts end at once"}
@@ -36,5 +52,17 @@ class DecodeConfig(EngineConfig):
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)
         check_advertise(self.host, self.advertise)
+        TlsFiles.of(self)
+        check_checksum(self.kv_checksum)
         if self.lease_ttl_s <= 0:
             raise ConfigError(f"lease_ttl_s is {self.lease_ttl_s}; it must be positive", field="lease_ttl_s")
+
+    @property
+    def tls(self) -> TlsFiles:
+        """The files of TLS."""
+        return TlsFiles.of(self)
+
+    @property
+    def has_digests(self) -> bool:
+        """Whether KV frames carry a digest."""
+        return self.kv_checksum != "none"

@@ -7,9 +7,11 @@ import os
 import random
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from baton.identity import Identity
 from baton.ledger import LedgerServicer
+from baton.metrics import meter
 from baton.models import ModelDir
 from baton.ports import WorkerInfo
 from baton.process import run_until, write_ready_file
@@ -22,7 +24,9 @@ from decode_worker.config import DecodeConfig
 from decode_worker.service import DecodeServicer
 from decode_worker.worker import DecodeWorker
 from engine.engine import Engine
-from kvtransfer.transports.grpc import SERVICE_NAME, GrpcKvService
+from kvtransfer.metrics import observe_slots, observe_totals
+from kvtransfer.transports.arena import Arena
+from kvtransfer.transports.service import SERVICE_NAME
 
 
 async def serve(
@@ -32,10 +36,17 @@ async def serve(
 
     on_serving: called once the worker is announced.
     """
+    credentials = config.tls.server_credentials()
     model = ModelDir.open(config.model)
     rng = random.SystemRandom()
     identity = Identity.draw(config.name, common_pb2.ROLE_DECODE, model.fingerprint(), rng)
     engine = await Engine.start(config, model)
+    arena = Arena.of_size(
+        config.arena_bytes,
+        folder=Path(config.shm_folder),
+        rng=rng,
+        name=f"{config.name}-{identity.incarnation:016x}",
+    )
     worker = DecodeWorker(
         identity=identity,
         engine=engine,
@@ -43,8 +54,15 @@ async def serve(
         pid=os.getpid(),
         lease_ttl_s=config.lease_ttl_s,
         rng=rng,
+        arena=arena,
+        has_digests=config.has_digests,
     )
-    async with await RpcServer.start(_services(config, worker), host=config.host, port=config.port) as server:
+    observe_totals(meter(), "receiver", worker.totals)
+    if arena is not None:
+        observe_slots(meter(), arena.slots.counts)
+    async with await RpcServer.start(
+        _services(config, worker), host=config.host, port=config.port, credentials=credentials
+    ) as server:
         worker.transfer_address = config.advertise or server.address
         info = WorkerInfo(
             name=config.name,
@@ -59,6 +77,8 @@ async def serve(
                 on_serving()
                 # No drain: a server that takes no new calls takes no KV, and its router could not know.
                 await run_until(stop, worker.run())
+    if arena is not None:
+        arena.close()
     await engine.close()
 
 
@@ -68,12 +88,12 @@ def _services(config: DecodeConfig, worker: DecodeWorker) -> list[Registration]:
             name="baton.v1.DecodeService",
             add=partial(add_DecodeServiceServicer_to_server, DecodeServicer(worker)),
         ),
-        Registration(name=SERVICE_NAME, add=GrpcKvService(worker.receiver).add_to),
+        Registration(name=SERVICE_NAME, add=worker.transfers.add_to),
         Registration(
             name="baton.v1.AdminService",
             add=partial(
                 add_AdminServiceServicer_to_server,
-                LedgerServicer(config.name, common_pb2.ROLE_DECODE, worker.ledger),
+                LedgerServicer(config.name, common_pb2.ROLE_DECODE, worker.ledger, worker.totals),
             ),
         ),
     ]

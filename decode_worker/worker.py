@@ -28,7 +28,9 @@ from kvtransfer.lease_table import Lease, LeaseTable, Refusal
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sequence import read_sequence
 from kvtransfer.token_events import write_first_token, write_token
+from kvtransfer.transports.arena import Arena
 from kvtransfer.transports.grpc_codec import to_wire_reason
+from kvtransfer.transports.service import KvService
 
 log = get_logger(__name__)
 
@@ -36,8 +38,10 @@ log = get_logger(__name__)
 class DecodeWorker:
     """Serves any number of router sessions with one engine.
 
-    transfer_address: host:port at which `receiver` can be written to.
+    transfer_address: host:port of the server to which `transfers` is added.
     rng: source of lease ids.
+    arena: slots that KV can be written into, without a stream to carry it.
+    has_digests: whether KV frames are verified; only off where the prefill workers are told so too.
     """
 
     def __init__(
@@ -49,6 +53,8 @@ class DecodeWorker:
         pid: int,
         lease_ttl_s: float,
         rng: random.Random,
+        arena: Arena | None = None,
+        has_digests: bool = True,
     ) -> None:
         self.transfer_address = ""
         self._identity = identity
@@ -60,9 +66,12 @@ class DecodeWorker:
             self._leases,
             engine.cache,
             identity.incarnation,
+            clock=lambda: asyncio.get_running_loop().time(),
+            has_digests=has_digests,
             on_committed=self._committed,
             on_lost=self._lost,
         )
+        self.transfers = KvService(self.receiver, identity, arena)
         self._attempts: dict[bytes, Attempt] = {}
         self._steps = StepLoop(engine.scheduler, engine.runner, self._on_step, self._announce_alone)
         self._expiry: asyncio.TimerHandle | None = None
@@ -80,9 +89,19 @@ class DecodeWorker:
             "blocks_fenced": pool.num_fenced,
             "leases": self._leases.num_leases,
             "writes": self.receiver.num_open_writes,
+            "slots_held": self.transfers.num_held_slots,
             "requests_running": scheduler.num_running,
             "requests_waiting": scheduler.num_waiting,
             "grammars": scheduler.num_grammars,
+        }
+
+    def totals(self) -> dict[str, int]:
+        """Counts since the start, which only grow."""
+        return {
+            **self.receiver.counters,
+            **self.transfers.counters,
+            "expired_leases": self._leases.num_expired,
+            "refused_writes": self._leases.num_refused_writes,
         }
 
     async def serve(self, session: RouterSession) -> None:

@@ -87,6 +87,18 @@ class KVCache:
         """[N, 2, K, b, h] view of one layer's keys and values."""
         return self._layers[layer]
 
+    def written(self) -> torch.cuda.Event | None:
+        """Fires once what the caller's stream has written so far is there; None on a CPU, where it is."""
+        if self.device.type != "cuda":
+            return None
+        event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
+        return event
+
+    def synchronize(self) -> None:
+        """Returns once what the caller's stream has written is there."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
 
 def available_bytes(device: torch.device) -> int | None:
     """Memory that an allocation on the device could really get; None where it cannot be known."""

@@ -33,6 +33,7 @@ from engine.sampler import Sampled, sample
 
 if TYPE_CHECKING:
     from engine.model.decoder import Decoder
+    from engine.step_runner import OnLayers
 
 # Most logits of prompt tokens at a time, in numbers: 64 MiB, whatever the batch and the vocabulary.
 _MAX_SCORED_LOGITS = 1 << 24
@@ -50,12 +51,19 @@ class ModelRunner:
         self._debug_nonfinite = debug_nonfinite
 
     @torch.inference_mode()
-    def run(self, batch: ForwardBatch) -> StepOutput:
-        """Stores the KV of the batch's tokens, samples its logits_rows and scores its scored rows."""
+    def run(self, batch: ForwardBatch, stored: OnLayers | None = None) -> StepOutput:
+        """Stores the KV of the batch's tokens, samples its logits_rows and scores its scored rows.
+
+        stored: called on this thread after each layer's store.
+        """
         num_sampled = len(batch.logits_rows)
-        hidden_RD = self._forward(batch)
+        hidden_RD = self._forward(batch, stored)
         sampled = sample(self.model.logits(hidden_RD[:num_sampled]), batch.sampling)
         scores = None if batch.scored is None else self._score(hidden_RD[num_sampled:], batch.scored)
+        if not num_sampled:
+            # A sampled token is only known once the device has finished. Without one nothing has waited for
+            # it, and whoever hears of this step's end reads the KV on another stream.
+            self.cache.synchronize()
         return StepOutput(
             step_id=batch.step_id,
             token_ids=sampled.token_ids,
@@ -80,9 +88,13 @@ class ModelRunner:
         """
         self.run(_dummy_batch(min(self.cache.shape.block_size, self.model.config.max_model_len)))
 
-    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
+    def _forward(self, batch: ForwardBatch, stored: OnLayers | None = None) -> torch.Tensor:
         inputs = self.model.prepare(batch, self.cache.shape.block_size)
-        return self.model.forward(inputs, self.cache)
+        if stored is None:
+            return self.model.forward(inputs, self.cache)
+        return self.model.forward(
+            inputs, self.cache, stored=lambda num_layers: stored(num_layers, self.cache.written())
+        )
 
     def _score(self, hidden_PD: torch.Tensor, scored: ScoredRows) -> Scores:
         token_ids = torch.from_numpy(scored.token_ids).to(self.model.device)

@@ -87,6 +87,12 @@ class Scheduler:
         return self._in_flight[0].request.attempt_id
 
     @property
+    def completing(self) -> list[Request]:
+        """The prefill-only requests whose prompt is complete after the step in flight."""
+        last = [chunk.request for chunk in self._in_flight or () if chunk.samples]
+        return [r for r in last if r.prefill_only and self._running.get(r.attempt_id) is r]
+
+    @property
     def num_running(self) -> int:
         """Requests that hold a place in the batch."""
         return len(self._running)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from engine.batch import ForwardBatch, StepOutput
 from engine.events import Event
 from engine.scheduler import Scheduler
-from engine.step_runner import StepRunner
+from engine.step_runner import OnLayers, StepRunner
 from engine.step_watch import StepWatch
 
 # Time for a message to leave the process; spent only on requests that are suspected.
@@ -25,6 +25,8 @@ class StepLoop:
     handle: called with the events of every step, and with those of requests that left before
         it, on the event loop. It owns the blocks of every request that an event says has left.
     announce: called with (attempt_id, ended) around each step that one request has to itself.
+    on_layers: called during each step that completes a prompt, one of scheduler.completing, as its layers
+        come to hold the KV; see engine/step_runner.py. What it raises ends the loop.
     """
 
     def __init__(
@@ -33,11 +35,13 @@ class StepLoop:
         runner: StepRunner,
         handle: Callable[[list[Event]], None],
         announce: Callable[[bytes, bool], None] = lambda _attempt_id, _ended: None,
+        on_layers: OnLayers | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._handle = handle
         self._announce = announce
+        self._on_layers = on_layers
         self._work = asyncio.Event()
         self._watch = StepWatch()
 
@@ -67,7 +71,7 @@ class StepLoop:
             # The word must be out before a step that may end the process.
             await asyncio.sleep(ANNOUNCE_S)
         self._watch.begin(self._now())
-        output = await self._runner.execute(batch)
+        output = await self._runner.execute(batch, self._on_layers if self._scheduler.completing else None)
         self._watch.end(self._now())
         if alone is not None:
             self._announce(alone, True)

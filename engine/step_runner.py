@@ -6,14 +6,25 @@ the predicted cost. Knows neither models nor threads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import torch
+
     from engine.batch import ForwardBatch, StepOutput
+
+# Called with (num_layers, event): the first num_layers layers hold the KV of all of the batch's tokens, on a
+# GPU once the event has fired, on a CPU already (None). num_layers rises, and may skip numbers.
+OnLayers = Callable[[int, "torch.cuda.Event | None"], None]
 
 
 class StepRunner(Protocol):
     """Runs steps, one at a time."""
 
-    async def execute(self, batch: ForwardBatch) -> StepOutput:
-        """Runs one step; whatever it raises reaches the caller."""
+    async def execute(self, batch: ForwardBatch, on_layers: OnLayers | None = None) -> StepOutput:
+        """Runs one step; whatever it raises reaches the caller.
+
+        on_layers: called on the event loop while the step runs, and never once this has returned. A step
+            that nobody watches pays nothing for it.
+        """

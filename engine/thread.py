@@ -16,6 +16,8 @@ from typing import Any, Protocol, TypeVar
 
 from engine.batch import ForwardBatch, StepOutput
 from engine.fulfil import fulfil
+from engine.layer_relay import LayerRelay
+from engine.step_runner import OnLayers
 
 ResultT = TypeVar("ResultT")
 
@@ -23,8 +25,8 @@ ResultT = TypeVar("ResultT")
 class Runner(Protocol):
     """What runs a step on the thread: engine.runner.ModelRunner, or a test's fake."""
 
-    def run(self, batch: ForwardBatch) -> StepOutput:
-        """Runs one step."""
+    def run(self, batch: ForwardBatch, stored: OnLayers | None = None) -> StepOutput:
+        """Runs one step; stored: called on the thread as the layers come to hold the step's KV."""
 
 
 class EngineThread:
@@ -55,10 +57,20 @@ class EngineThread:
         assert self._runner is not None, "start() returns after the factory has"
         return self._runner
 
-    async def execute(self, batch: ForwardBatch) -> StepOutput:
-        """Runs one step; whatever it raises reaches the caller."""
+    async def execute(self, batch: ForwardBatch, on_layers: OnLayers | None = None) -> StepOutput:
+        """Runs one step; whatever it, or on_layers, raises reaches the caller."""
         runner = self.runner
-        return await self.call(lambda: runner.run(batch))
+        if on_layers is None:
+            return await self.call(lambda: runner.run(batch))
+        relay = LayerRelay(on_layers, asyncio.get_running_loop().call_soon_threadsafe)
+        try:
+            # The loop runs what threads hand it in their order: the news first, then what ends this wait.
+            output = await self.call(lambda: runner.run(batch, relay.stored))
+        finally:
+            relay.close()
+        if relay.error is not None:
+            raise relay.error
+        return output
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
         """Runs a function on the engine thread, after what was queued before it.

@@ -1,31 +1,47 @@
-"""What both ends of a KV transfer agree on: tickets, formats, answers, and the
+"""What both ends of a KV transfer agree on: peers, tickets, formats, answers, and the
 port behind which the bytes travel.
 
 Owns plain values and Protocols only. Must not know gRPC, protobuf, torch or
 asyncio; transports translate these values at their own edge.
 
-One transfer, seen from the sender:
+Two workers are paired once, when they meet. Then a transfer is, seen from the sender:
 
     async with transport.open(ticket, target) as writer:
-        await writer.send_frame(...)            any number of times
+        await writer.post(await writer.prepare(frames))     any number of times
         await writer.commit(n, first_token) --> Committed | Gone | Resend
                                                 after Resend: frames, then commit again
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
+
+from baton.errors import ConfigError
+
+T = TypeVar("T")
 
 Layout = Literal["HND", "NHD"]
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+CHECKSUMS = ("xxh3", "none")
+
 # Every receiver takes payloads up to this, whatever the sender prefers, so that two settings
 # cannot disagree. Half of what a gRPC message may carry (baton.rpc.MAX_MESSAGE_BYTES).
 MAX_PAYLOAD_BYTES = 8 << 20
+
+
+def check_checksum(name: str) -> None:
+    """Raises ConfigError unless it is one of CHECKSUMS."""
+    if name not in CHECKSUMS:
+        raise ConfigError(
+            f"kv_checksum is {name!r}; it must be one of {', '.join(CHECKSUMS)}", field="kv_checksum"
+        )
 
 
 class GoneReason(Enum):
@@ -45,7 +61,14 @@ class GoneReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The KV is complete and verified; the request decodes."""
+    """The KV is complete and verified; the request decodes.
+
+    verify_s, convert_s: time the receiver spent on verifying the frames, and on converting and
+        storing them.
+    """
+
+    verify_s: float = field(default=0.0, compare=False)
+    convert_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +123,40 @@ class KvFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A receiver that KV may go to.
+
+    worker: its name, for messages to people.
+    incarnation: of its process.
+    address: host:port of its transfer endpoint, as its own capacity told the router.
+    """
+
+    worker: str
+    incarnation: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """What two workers agreed on. transport: its name. note: why it is not a faster one, or empty."""
+
+    transport: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferTarget:
     """Where the KV of one attempt goes.
 
     lease_id: the ticket; random 128 bits.
     worker: name of the receiver, for messages to people.
-    incarnation: of the receiver that granted the lease.
-    address: host:port of its transfer endpoint, as its own Hello told the router.
+    incarnation: of the receiver that granted the lease; it is paired.
     num_held_tokens: leading tokens the receiver already holds; they do not travel.
     """
 
     lease_id: bytes = field(repr=False)
     worker: str
     incarnation: int
-    address: str
     num_held_tokens: int = 0
 
 
@@ -146,30 +189,72 @@ class FirstToken:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class OutgoingFrame(Protocol):
+    """A frame that is ready to be read from the sender's cache (kvtransfer/outgoing.py)."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the payload."""
+
+    def runs(self) -> Sequence[memoryview]:
+        """The payload in pieces, in order; each contiguous bytes, borrowed until the write has ended."""
+
+    def header(self) -> bytes:
+        """The header, with the digest of the payload; reads the whole payload."""
+
+
+Offload = Callable[[Callable[[], T]], Awaitable[T]]
+
+
 class KvWriter(Protocol):
-    """One open write. Not for use by two tasks at once."""
+    """One open write. Calls of prepare() follow one another, and so do those of post(); one may overlap
+    the other, and commit() nothing.
 
-    async def send_frame(self, header: bytes, payload: memoryview) -> None:
-        """Sends one frame of kvtransfer/wire.py; waits while the receiver is behind.
+    All raise AnsweredEarly if the receiver has answered, PeerLost if it is gone.
+    """
 
-        The payload may change once this returns. Raises AnsweredEarly if the
-        receiver has answered, PeerLost if it is gone.
-        """
+    @property
+    def max_batch(self) -> int:
+        """Most frames that one prepare() takes; at least 1."""
+
+    @property
+    def wait_s(self) -> float:
+        """Time spent waiting for room at the receiver."""
+
+    async def prepare(self, frames: Sequence[OutgoingFrame]) -> Any:
+        """Reads frames from the cache; waits while the receiver is behind."""
+
+    async def post(self, prepared: Any) -> None:
+        """Sends what prepare() returned."""
 
     async def commit(self, num_frames: int, first_token: FirstToken) -> Answer:
-        """Says that all frames are out and waits for the answer; raises PeerLost."""
+        """Says that all frames are out and waits for the answer."""
 
 
 class KvTransport(Protocol):
-    """A way to bytes in another worker."""
+    """The ways to bytes in other workers.
 
-    async def connect(self, target: TransferTarget) -> None:
-        """Prepares the way to a target, so that the first frame does not wait for it; raises PeerLost."""
+    on_changed: called with (incarnation, pairing) when a pair goes over to another transport.
+    counters: what it has counted since the start, by kind.
+    """
+
+    on_changed: Callable[[int, Pairing], None]
+    counters: Counter[str]
+
+    async def pair(self, peer: Peer) -> Pairing:
+        """Connects to a receiver, compares what must agree, and chooses how bytes travel. Idempotent.
+
+        Raises PeerLost if it cannot be reached, IncompatiblePeer, naming the field, if it must not be used.
+        """
+
+    async def part(self, incarnation: int) -> None:
+        """Drops everything kept for a receiver, once its writes have ended. Idempotent."""
 
     def open(self, ticket: Ticket, target: TransferTarget) -> AbstractAsyncContextManager[KvWriter]:
         """Opens a write. Leaving the context before an outcome ends the write at both sides.
 
-        Entering raises AnsweredEarly if the ticket is refused, PeerLost if nobody is there.
+        When it is left, nothing reads the sender's cache any more. Entering raises AnsweredEarly if the
+        ticket is refused, PeerLost if nobody is there or the receiver is not paired.
         """
 
     async def close(self) -> None:

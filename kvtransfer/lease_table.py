@@ -104,6 +104,7 @@ class LeaseTable(Generic[PayloadT]):
     tombstone_s: an ended attempt is remembered, and refused, for that long.
     retry_after_s: hint given with Overloaded.
     max_tombstones: above it the oldest are forgotten first.
+    num_expired: leases that were not renewed in time, since the start.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class LeaseTable(Generic[PayloadT]):
         self._leases: OrderedDict[bytes, Lease[PayloadT]] = OrderedDict()
         self._tombstones: OrderedDict[bytes, _Tombstone] = OrderedDict()
         self._num_refused_writes = 0
+        self.num_expired = 0
 
     @property
     def num_leases(self) -> int:
@@ -352,6 +354,7 @@ class LeaseTable(Generic[PayloadT]):
         while self._leases and (lease := next(iter(self._leases.values()))).expires_at <= now:
             self.release(lease.attempt_id, GoneReason.EXPIRED, now)
             expired.append(lease)
+            self.num_expired += 1
         self._forget_tombstones(now)
         return expired
 

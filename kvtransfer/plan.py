@@ -7,6 +7,17 @@ into max_frame_bytes, or, when a single block does not fit, some of its layers.
 A single block of a single layer is the smallest frame, whatever its size.
 Blocks that lie wholly inside the tokens the receiver already holds do not
 travel.
+
+The last chunk of a prompt is cut by layers while it is still computed:
+
+    chunk     1           2           3 (last)
+    layer 0   [  frame  ] [  frame  ] [ frame ]
+          1   [    1    ] [    2    ] [   3   ]
+          2   [         ] [         ] [ frame ]
+          3   [         ] [         ] [   4   ]
+
+A frame then has at least a tenth of the layers, so that a message's fixed cost stays
+small, and what is left when the last layer is computed is about a tenth of one chunk.
 """
 
 from __future__ import annotations
@@ -16,6 +27,8 @@ from kvtransfer.contract import KvFormat
 from kvtransfer.wire import FrameSpec
 
 MAX_FRAME_BYTES = 1 << 20
+# Of a chunk that is sent by layers.
+MAX_LAYER_GROUPS = 10
 
 
 class FramePlan:
@@ -37,45 +50,79 @@ class FramePlan:
             raise ValueError(f"num_held_tokens is {num_held_tokens}, outside 0..{num_tokens}")
         self._format = fmt
         self._num_tokens = num_tokens
+        self._max_frame_bytes = max_frame_bytes
+        self._end_block = blocks_needed(num_tokens, fmt.block_size)
+        # Blocks before it are cut, and of those from it on the layers before _next_layer.
         self._next_block = num_held_tokens // fmt.block_size
+        self._next_layer = 0
         if num_held_tokens == num_tokens:
-            self._next_block = blocks_needed(num_tokens, fmt.block_size)
-        self._num_frame_layers = min(fmt.num_layers, max(1, max_frame_bytes // fmt.layer_block_bytes))
-        self._num_frame_blocks = max(1, max_frame_bytes // (fmt.num_layers * fmt.layer_block_bytes))
+            self._next_block = self._end_block
         self.frames: list[FrameSpec] = []
 
     @property
     def is_complete(self) -> bool:
         """Whether every block has been cut into frames."""
-        return self._next_block == blocks_needed(self._num_tokens, self._format.block_size)
+        return self._next_block == self._end_block
 
-    def advance(self, num_computed_tokens: int) -> list[FrameSpec]:
-        """The further frames that can be sent once that many tokens are computed.
+    def advance(self, num_computed_tokens: int, num_stored_layers: int = 0) -> list[FrameSpec]:
+        """The further frames that can be sent now.
 
-        Only whole blocks, until the sequence is complete; then the partial last one too.
+        num_computed_tokens: leading tokens whose KV is there in all layers. Only whole blocks of
+            them are cut, until the sequence is complete; then the partial last one too.
+        num_stored_layers: leading layers in which the KV of all tokens of the sequence is there.
         """
-        if num_computed_tokens >= self._num_tokens:
-            end_block = blocks_needed(self._num_tokens, self._format.block_size)
-        else:
-            end_block = num_computed_tokens // self._format.block_size
         num_before = len(self.frames)
-        while self._next_block < end_block:
-            num_blocks = min(self._num_frame_blocks, end_block - self._next_block)
-            self._cut(num_blocks)
-            self._next_block += num_blocks
+        if self._next_layer == 0:
+            self._cut_blocks(num_computed_tokens)
+        num_layers = self._format.num_layers
+        if num_computed_tokens >= self._num_tokens:
+            num_stored_layers = num_layers
+        if num_stored_layers and not self.is_complete:
+            self._cut_layers(num_stored_layers)
         return self.frames[num_before:]
 
-    def _cut(self, num_blocks: int) -> None:
-        start = self._next_block * self._format.block_size
+    def _cut_blocks(self, num_computed_tokens: int) -> None:
+        end_block = num_computed_tokens // self._format.block_size
+        if num_computed_tokens >= self._num_tokens:
+            end_block = self._end_block
+        if end_block > self._next_block:
+            self._cut(self._next_block, end_block, 0, self._format.num_layers)
+            self._next_block = end_block
+
+    def _cut_layers(self, num_stored_layers: int) -> None:
+        """Cuts whole groups of layers of all blocks that are left."""
+        num_layers = self._format.num_layers
+        group = -(-num_layers // MAX_LAYER_GROUPS)
+        end_layer = num_stored_layers
+        if num_stored_layers < num_layers:
+            end_layer -= (num_stored_layers - self._next_layer) % group
+        if end_layer > self._next_layer:
+            self._cut(self._next_block, self._end_block, self._next_layer, end_layer)
+            self._next_layer = end_layer
+        if end_layer == num_layers:
+            self._next_block = self._end_block
+
+    def _cut(self, first_block: int, end_block: int, first_layer: int, end_layer: int) -> None:
+        """Cuts a rectangle of blocks and layers into frames."""
+        row_bytes = self._format.layer_block_bytes
+        num_frame_layers = min(end_layer - first_layer, max(1, self._max_frame_bytes // row_bytes))
+        num_frame_blocks = max(1, self._max_frame_bytes // (row_bytes * (end_layer - first_layer)))
+        for block in range(first_block, end_block, num_frame_blocks):
+            num_blocks = min(num_frame_blocks, end_block - block)
+            for layer in range(first_layer, end_layer, num_frame_layers):
+                num_frame = min(num_frame_layers, end_layer - layer)
+                self._add(block, num_blocks, layer, num_frame)
+
+    def _add(self, first_block: int, num_blocks: int, first_layer: int, num_layers: int) -> None:
+        start = first_block * self._format.block_size
         end = min(self._num_tokens, start + num_blocks * self._format.block_size)
-        for first_layer in range(0, self._format.num_layers, self._num_frame_layers):
-            self.frames.append(
-                FrameSpec(
-                    index=len(self.frames),
-                    first_block=self._next_block,
-                    num_blocks=num_blocks,
-                    num_tokens=end - start,
-                    first_layer=first_layer,
-                    num_layers=min(self._num_frame_layers, self._format.num_layers - first_layer),
-                )
+        self.frames.append(
+            FrameSpec(
+                index=len(self.frames),
+                first_block=first_block,
+                num_blocks=num_blocks,
+                num_tokens=end - start,
+                first_layer=first_layer,
+                num_layers=num_layers,
             )
+        )

@@ -40,7 +40,7 @@ from kvtransfer.contract import (
     Ticket,
 )
 from kvtransfer.lease_table import Lease, LeaseState, LeaseTable
-from kvtransfer.scatter import format_of, scatter
+from kvtransfer.scatter import BlockWriter, format_of
 from kvtransfer.wire import Frame, FrameError, FrameLimits, decode
 
 PayloadT = TypeVar("PayloadT")
@@ -53,7 +53,9 @@ class KvReceiver(Generic[PayloadT]):
         the blocks belong to the payload's owner.
     on_lost: called when the receiver itself gave a lease up (CORRUPT); its blocks
         are back in the pool already.
+    clock: seconds, to tell how long verifying and storing take.
     max_resends: how often one write may be asked to send missing frames again.
+    has_digests: whether frames are verified; only off where the senders are told so too.
     """
 
     def __init__(
@@ -64,16 +66,21 @@ class KvReceiver(Generic[PayloadT]):
         *,
         on_committed: Callable[[Lease[PayloadT], FirstToken], None],
         on_lost: Callable[[Lease[PayloadT], GoneReason], None],
+        clock: Callable[[], float],
         max_resends: int = 3,
+        has_digests: bool = True,
     ) -> None:
         self.leases = leases
         self.cache = cache
         self.on_committed = on_committed
         self.on_lost = on_lost
+        self.clock = clock
         self.max_resends = max_resends
+        self.has_digests = has_digests
         self.counters: Counter[str] = Counter()
+        self.format = format_of(cache.shape)
+        self.block_writer = BlockWriter(cache)
         self._incarnation = incarnation
-        self._format = format_of(cache.shape)
         self._writes: dict[bytes, IncomingWrite[PayloadT]] = {}
 
     @property
@@ -90,7 +97,7 @@ class KvReceiver(Generic[PayloadT]):
             or a newer stream fences it; the stream must then send that answer.
         Raises IncompatiblePeer, naming the field, if the sender's model has another shape.
         """
-        self._check_format(ticket.format)
+        self.check_format(ticket.format)
         if ticket.incarnation != self._incarnation:
             return self.leases.refuse(Gone(GoneReason.FENCED))
         lease = self.leases.accept(ticket.lease_id, ticket.attempt_id, now)
@@ -105,9 +112,10 @@ class KvReceiver(Generic[PayloadT]):
         self._writes[lease.attempt_id] = write
         return write
 
-    def _check_format(self, fmt: KvFormat) -> None:
+    def check_format(self, fmt: KvFormat) -> None:
+        """Raises IncompatiblePeer, naming the field, unless KV of that format can be converted to ours."""
         for name in ("num_layers", "num_kv_heads", "head_dim"):
-            theirs, ours = getattr(fmt, name), getattr(self._format, name)
+            theirs, ours = getattr(fmt, name), getattr(self.format, name)
             if theirs != ours:
                 raise IncompatiblePeer(
                     f"{name} is {theirs} at the sender and {ours} here; serve the same model from both",
@@ -142,6 +150,8 @@ class IncomingWrite(Generic[PayloadT]):
             self._covered_NL[:] = True
         self._indices: set[int] = set()
         self._num_resends = 0
+        self._verify_s = 0.0
+        self._convert_s = 0.0
         self._ended: Outcome | None = None
         lease.on_ended = self.fence
 
@@ -152,21 +162,29 @@ class IncomingWrite(Generic[PayloadT]):
             self._receiver.discard(self)
             self._on_ended(gone)
 
-    def frame(self, buffer: bytes | memoryview, now: float) -> Gone | None:
-        """Verifies and scatters one frame; Gone if the lease has ended. Duplicates are harmless."""
+    def frame(self, header: bytes | memoryview, payload: memoryview, now: float) -> Gone | None:
+        """Verifies and scatters one frame; Gone if the lease has ended. Duplicates are harmless.
+
+        payload: borrowed for this call.
+        """
         gone = self._refused(now)
         if gone is not None:
             return gone
         receiver = self._receiver
+        began = receiver.clock()
         try:
-            frame = decode(buffer, self._format, self._limits)
+            frame = decode(header, payload, self._format, self._limits, has_digest=receiver.has_digests)
         except FrameError as error:
             receiver.counters[f"bad_frame_{error.reason}"] += 1
             return None
+        finally:
+            verified = receiver.clock()
+            self._verify_s += verified - began
         if frame.spec.index in self._indices:
             receiver.counters["duplicate_frames"] += 1
             return None
         self._store(frame)
+        self._convert_s += receiver.clock() - verified
         return None
 
     def _refused(self, now: float) -> Gone | None:
@@ -176,8 +194,8 @@ class IncomingWrite(Generic[PayloadT]):
 
     def _store(self, frame: Frame) -> None:
         spec, lease, receiver = frame.spec, self.lease, self._receiver
-        receiver.counters["saturated_values"] += scatter(
-            receiver.cache, self._format, lease.block_ids, frame, num_held_tokens=lease.num_held_tokens
+        receiver.counters["saturated_values"] += receiver.block_writer.write(
+            self._format, lease.block_ids, frame, num_held_tokens=lease.num_held_tokens
         )
         receiver.counters["frames"] += 1
         receiver.counters["bytes"] += frame.payload.nbytes
@@ -210,6 +228,7 @@ class IncomingWrite(Generic[PayloadT]):
             self._ended = outcome
             self._receiver.discard(self)
             self._receiver.on_committed(self.lease, first_token)
+            return Committed(verify_s=self._verify_s, convert_s=self._convert_s)
         return outcome
 
     def _give_up(self, now: float) -> Gone:

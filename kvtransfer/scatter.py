@@ -1,7 +1,7 @@
 """Moving KV between a paged cache and the payload of a frame.
 
-Owns the mapping (block, slot) <-> (token of the sequence) and the conversion of
-dtype, layout and block size. Must not know leases, streams or time.
+Owns the mapping (block, slot) <-> (token of the sequence), across layouts and block
+sizes; element types are kvtransfer/conversion.py's. Must not know leases, streams or time.
 
 Both directions go through the cache's logical view, so real strides are obeyed
 whatever the storage looks like. Shape suffixes: N blocks, L layers, T the two of
@@ -10,22 +10,20 @@ keys and values, H kv heads, S slots of a block, D head dim.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
-from typing import cast
+from math import lcm
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from engine.kv_cache import CacheShape, KVCache
 from kvtransfer.contract import KvFormat, Layout
+from kvtransfer.conversion import DTYPES, Bits, Conversion
 from kvtransfer.wire import Frame, FrameSpec
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# A received payload is read-only; the tensors made from it here are only ever read.
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-_FLOAT16_MAX = torch.finfo(torch.float16).max
+_INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 def format_of(shape: CacheShape) -> KvFormat:
@@ -40,102 +38,104 @@ def format_of(shape: CacheShape) -> KvFormat:
     )
 
 
-def gather(cache: KVCache, fmt: KvFormat, block_ids: Sequence[int], spec: FrameSpec) -> memoryview:
-    """Copies the blocks of a frame out of the sender's cache.
+class BlockWriter:
+    """Writes received frames into one cache. Not for use by two threads at once.
 
-    block_ids: all blocks of the sequence, borrowed for this call. The result is
-    fresh contiguous memory in the cache's own dtype and layout. Slots of the last
-    block beyond spec.num_tokens carry whatever lies there.
+    A cache in host memory is written through numpy: on one thread, and several times
+    faster than by torch's indexing. A cache on a device gets the frame in one copy, and torch
+    spreads it there.
     """
-    ids = torch.tensor(block_ids[spec.first_block : spec.first_block + spec.num_blocks])
-    layers = slice(spec.first_layer, spec.first_layer + spec.num_layers)
-    source_NLTHSD = cache.logical[:, layers]
-    physical = source_NLTHSD if fmt.layout == "HND" else source_NLTHSD.transpose(-3, -2)
-    # contiguous() only matters for exotic strides: index_select keeps the order it is given.
-    payload = physical.index_select(0, ids.to(physical.device)).cpu().contiguous()
-    return payload.view(torch.uint8).reshape(-1).numpy().data
+
+    def __init__(self, cache: KVCache) -> None:
+        self._conversion = Conversion(cache.shape.dtype)
+        bits_NLTHSD = cache.logical.view(_INTEGERS[cache.shape.dtype.itemsize])
+        # An array or a tensor; _spread() does only what both understand.
+        self._target_NLTHSD: Any = bits_NLTHSD
+        self._is_on_host = cache.device.type == "cpu"
+        if self._is_on_host:
+            self._target_NLTHSD = _in_rows(bits_NLTHSD.numpy())
+
+    def write(
+        self, fmt: KvFormat, block_ids: Sequence[int], frame: Frame, *, num_held_tokens: int = 0
+    ) -> int:
+        """Writes a verified frame into the cache, converting as needed.
+
+        fmt: the sender's format. block_ids: all blocks of the sequence, owned by the
+        lease. Leading num_held_tokens are already there and stay untouched, as does
+        every slot that holds no token of the frame. Returns how many of the written
+        values exceeded float16 and were saturated.
+        """
+        spec = frame.spec
+        start = spec.first_block * fmt.block_size
+        tokens = range(max(start, num_held_tokens), start + spec.num_tokens)
+        bits, excess = self._conversion.convert(frame.payload, fmt.dtype)
+        self._spread(self._movable(_logical(bits, fmt, spec)), block_ids, spec, tokens)
+        if excess is None:
+            return 0
+        excess_NS = _logical(excess, fmt, spec).sum(axis=(1, 2, 3, 5))
+        return int(excess_NS.reshape(-1)[tokens.start - start : tokens.stop - start].sum())
+
+    def _movable(self, bits_NLTHSD: Bits) -> Any:
+        """The values as what the target can be assigned from."""
+        if self._is_on_host:
+            return bits_NLTHSD.view(self._target_NLTHSD.dtype)
+        integers = torch.from_numpy(bits_NLTHSD.view(f"i{bits_NLTHSD.itemsize}"))
+        return integers.to(self._target_NLTHSD.device)
+
+    def _spread(self, source_NLTHSD: Any, block_ids: Sequence[int], spec: FrameSpec, tokens: range) -> None:
+        """Assigns the tokens of the sequence, as many at once as lie in the same slots on both sides."""
+        source_size, target_size = source_NLTHSD.shape[4], self._target_NLTHSD.shape[4]
+        layers = slice(spec.first_layer, spec.first_layer + spec.num_layers)
+        for firsts, count in block_runs(tokens, source_size, target_size):
+            rows = _blocks(firsts, source_size, spec.first_block)
+            slot = firsts.start % source_size
+            source = source_NLTHSD[rows, :, :, :, slot : slot + count]
+            ids = block_ids[_blocks(firsts, target_size)]
+            slot = firsts.start % target_size
+            # A slice is found faster than a list of one.
+            where = list(ids) if len(ids) > 1 else slice(ids[0], ids[0] + 1)
+            self._target_NLTHSD[where, layers, :, :, slot : slot + count] = source
 
 
-def scatter(
-    cache: KVCache, fmt: KvFormat, block_ids: Sequence[int], frame: Frame, *, num_held_tokens: int = 0
-) -> int:
-    """Writes a verified frame into the receiver's cache, converting as needed.
+def block_runs(tokens: range, source_size: int, target_size: int) -> Iterator[tuple[range, int]]:
+    """(firsts, count): the `count` tokens from each of firsts on cross no block border of either side.
 
-    fmt: the sender's format. block_ids: all blocks of the sequence, owned by the
-    lease. Leading num_held_tokens are already there and stay untouched, as does
-    every slot that holds no token of the frame. Returns how many values exceeded
-    float16 and were saturated.
+    Borders repeat after lcm(source_size, target_size) tokens, and so do the slots of the runs
+    between them. So there are at most lcm / source_size + lcm / target_size + 1 pairs, however
+    many tokens: 3 for equal sizes, of which two only hold the blocks that are cut off at the ends.
     """
-    spec = frame.spec
-    source_NLTHSD, num_saturated = _convert(_source(fmt, frame), cache.logical.dtype)
-    source_NLTHSD = source_NLTHSD.to(cache.logical.device)
-    target_NLTHSD = cache.logical[:, spec.first_layer : spec.first_layer + spec.num_layers]
-    start = spec.first_block * fmt.block_size
-    end = start + spec.num_tokens
-    begin = max(start, num_held_tokens)
-    whole = range(0)
-    if fmt.block_size == cache.shape.block_size:
-        whole = range(-(-begin // fmt.block_size), end // fmt.block_size)
-    if whole:
-        ids = torch.tensor(block_ids[whole.start : whole.stop], device=target_NLTHSD.device)
-        rows = slice(whole.start - spec.first_block, whole.stop - spec.first_block)
-        target_NLTHSD.index_copy_(0, ids, source_NLTHSD[rows])
-        edges = (range(begin, whole.start * fmt.block_size), range(whole.stop * fmt.block_size, end))
-    else:
-        edges = (range(begin, end), range(0))
-    for tokens in edges:
-        _copy_tokens(target_NLTHSD, block_ids, source_NLTHSD, start, tokens)
-    return num_saturated
+    sizes = (source_size, target_size)
+    period = lcm(*sizes)
+    whole = range(min(-(-tokens.start // n) * n for n in sizes), max(tokens.stop // n * n for n in sizes))
+    head = range(tokens.start, min(whole.start, tokens.stop), period)
+    tail = range(max(whole.stop, head.stop), tokens.stop, period)
+    for part in (head, tail):
+        if part:
+            yield part, part.stop - part.start
+    first = whole.start
+    while first < min(whole.stop, whole.start + period):
+        border = min((first // n + 1) * n for n in sizes)
+        yield range(first, whole.stop, period), border - first
+        first = border
 
 
-def _source(fmt: KvFormat, frame: Frame) -> torch.Tensor:
-    flat = torch.from_numpy(np.frombuffer(frame.payload, dtype=np.uint8)).view(DTYPES[fmt.dtype])
-    heads, slots = fmt.num_kv_heads, fmt.block_size
-    inner = (heads, slots) if fmt.layout == "HND" else (slots, heads)
-    shaped = flat.view(frame.spec.num_blocks, frame.spec.num_layers, 2, *inner, fmt.head_dim)
-    return shaped if fmt.layout == "HND" else shaped.transpose(-3, -2)
+def _blocks(tokens: range, block_size: int, first_block: int = 0) -> slice:
+    """The blocks of the tokens, from first_block on; a step is a whole number of blocks."""
+    first, last = (token // block_size - first_block for token in (tokens[0], tokens[-1]))
+    return slice(first, last + 1, tokens.step // block_size)
 
 
-def _convert(source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-    """The values in another dtype, and how many finite ones were too large for it and were saturated.
-
-    NaN and infinity stay what they are: they must end the request by name, not hide as large numbers.
-    """
-    converted = source.to(dtype)
-    if source.dtype == dtype or dtype != torch.float16:
-        return converted, 0
-    low, high = source.aminmax()
-    if low > -_FLOAT16_MAX and high < _FLOAT16_MAX:  # false with NaN
-        return converted, 0
-    excess = converted.isinf() & source.isfinite()
-    limit = torch.full_like(converted, _FLOAT16_MAX).copysign(converted)
-    return torch.where(excess, limit, converted), int(excess.sum())
+def _logical(flat: Bits, fmt: KvFormat, spec: FrameSpec) -> Bits:
+    """[N, L, 2, H, S, D] view of a payload's values."""
+    inner = (fmt.num_kv_heads, fmt.block_size)
+    if fmt.layout == "NHD":
+        inner = (fmt.block_size, fmt.num_kv_heads)
+    shaped = flat.reshape(spec.num_blocks, spec.num_layers, 2, *inner, fmt.head_dim)
+    return shaped if fmt.layout == "HND" else shaped.swapaxes(3, 4)
 
 
-def _copy_tokens(
-    target_NLTHSD: torch.Tensor,
-    block_ids: Sequence[int],
-    source_NLTHSD: torch.Tensor,
-    source_start: int,
-    tokens: range,
-) -> None:
-    """Copies tokens of the sequence; source_start is the token in the source's first slot."""
-    source_block_size, target_block_size = source_NLTHSD.shape[4], target_NLTHSD.shape[4]
-    for token, count in _runs(tokens, source_block_size, target_block_size):
-        target_block, target_slot = divmod(token, target_block_size)
-        source_block, source_slot = divmod(token - source_start, source_block_size)
-        target = target_NLTHSD[block_ids[target_block], :, :, :, target_slot : target_slot + count]
-        target.copy_(source_NLTHSD[source_block, :, :, :, source_slot : source_slot + count])
-
-
-def _runs(tokens: range, source_block_size: int, target_block_size: int) -> Iterator[tuple[int, int]]:
-    """(token, count) of the longest runs that cross no block border of either side."""
-    token = tokens.start
-    while token < tokens.stop:
-        border = min(
-            (token // source_block_size + 1) * source_block_size,
-            (token // target_block_size + 1) * target_block_size,
-            tokens.stop,
-        )
-        yield token, border - token
-        token = border
+def _in_rows(bits_NLTHSD: Bits) -> Bits:
+    """The same memory with all of a token's head as one element where it is contiguous: faster to copy."""
+    if bits_NLTHSD.strides[-1] != bits_NLTHSD.itemsize:
+        return bits_NLTHSD
+    return bits_NLTHSD.view(np.dtype((np.void, bits_NLTHSD.shape[-1] * bits_NLTHSD.itemsize)))

@@ -5,32 +5,31 @@ deadline. Must not know gRPC, leases, or when tokens get computed; it is told.
 
     async with sender.transfer(source, target) as transfer:
         transfer.blocks_ready(512)           # as chunks complete; never waits
-        transfer.blocks_ready(1024)
+        transfer.layers_ready(3)             # while the last chunk is computed
         outcome = await transfer.commit(first_token)
 
 Block ownership: the sender only ever reads, and never frees. The caller keeps
 all blocks of the source until commit() or result() has returned or raised, or
-the context is left; after that no frame is gathered any more. With an outcome of
+the context is left; after that nothing reads them any more. With an outcome of
 Gone, or an error, the same blocks can be sent to another target.
 
-Gather and checksum run on the event loop, one frame at a time: together they
-take about 0.15 ms for 1 MiB, less than two thread hops and a copy that the next
-step could tear. Between two frames the loop runs everybody else.
+While a batch of frames is on its way to the receiver, the next is read from the
+cache: the writer's prepare() and post() overlap, and nothing else does.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from baton.errors import ConfigError, KvTransferFailed
-from engine.kv_cache import KVCache
 from kvtransfer.contract import (
     MAX_PAYLOAD_BYTES,
     AnsweredEarly,
+    Committed,
     FirstToken,
     KvTransport,
     KvWriter,
@@ -39,9 +38,12 @@ from kvtransfer.contract import (
     Ticket,
     TransferTarget,
 )
+from kvtransfer.outgoing import CacheFrame, Reader
 from kvtransfer.plan import MAX_FRAME_BYTES, FramePlan
-from kvtransfer.scatter import format_of, gather
-from kvtransfer.wire import FrameSpec, encode_header
+from kvtransfer.wire import FrameSpec
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -55,11 +57,13 @@ class SenderConfig:
     stall_timeout_s: a single step of a transfer (connect, one frame, the answer
         to a commit) that takes longer ends it. Waiting for tokens does not count.
     max_resends: how often one frame is sent again.
+    has_digests: whether frames carry a digest; only off where the receivers are told so too.
     """
 
     max_frame_bytes: int = MAX_FRAME_BYTES
     stall_timeout_s: float = 10.0
     max_resends: int = 3
+    has_digests: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_frame_bytes <= MAX_PAYLOAD_BYTES:
@@ -87,25 +91,48 @@ class KvSource:
     traceparent: str = ""
 
 
+@dataclass(slots=True)
+class TransferTimes:
+    """Where the time of a transfer went, in seconds. The parts overlap: their sum may exceed the whole.
+
+    open_s: until the receiver had admitted the write.
+    wait_s: waiting for room at the receiver.
+    prepare_s: reading the cache and computing digests.
+    wire_s: handing frames to the transport.
+    verify_s, convert_s: verifying, and converting and storing, at the receiver.
+    commit_s: from the commit to its answer.
+    """
+
+    open_s: float = 0.0
+    wait_s: float = 0.0
+    prepare_s: float = 0.0
+    wire_s: float = 0.0
+    verify_s: float = 0.0
+    convert_s: float = 0.0
+    commit_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferOutcome:
     """How a transfer ended.
 
     num_bytes: payload sent, resends included.
     duration_s: from the first frame to the answer.
+    hidden_share: of num_bytes, what was sent when the last token was computed; 0 if there was none to send.
     """
 
     outcome: Outcome
     num_bytes: int
     duration_s: float
+    hidden_share: float = 0.0
+    times: TransferTimes = field(default_factory=TransferTimes, compare=False)
 
 
 class KvSender:
     """All outgoing transfers of one prefill worker."""
 
-    def __init__(self, cache: KVCache, transport: KvTransport, config: SenderConfig | None = None) -> None:
-        self.cache = cache
-        self.format = format_of(cache.shape)
+    def __init__(self, reader: Reader, transport: KvTransport, config: SenderConfig | None = None) -> None:
+        self.reader = reader
         self.transport = transport
         self.config = config or SenderConfig()
         self.num_resent_frames = 0
@@ -115,6 +142,10 @@ class KvSender:
     def num_open_transfers(self) -> int:
         """Transfers whose context has not been left."""
         return len(self._open)
+
+    def totals(self) -> dict[str, int]:
+        """Counts since the start, which only grow."""
+        return {**self.transport.counters, "resent_frames": self.num_resent_frames}
 
     @asynccontextmanager
     async def transfer(self, source: KvSource, target: TransferTarget) -> AsyncIterator[Transfer]:
@@ -138,16 +169,22 @@ class Transfer:
         self._sender = sender
         self._target = target
         self._plan = FramePlan(
-            sender.format,
+            sender.reader.format,
             num_tokens=source.num_tokens,
             num_held_tokens=target.num_held_tokens,
             max_frame_bytes=sender.config.max_frame_bytes,
         )
         self._num_computed_tokens = 0
+        self._num_stored_layers = 0
+        self._stored: torch.cuda.Event | None = None
         self._first_token: FirstToken | None = None
         self._wake = asyncio.Event()
         self._num_bytes = 0
+        self._num_hidden_bytes = 0
         self._started_at: float | None = None
+        self._times = TransferTimes()
+        self._posting: asyncio.Task[None] | None = None
+        self._unsent: set[CacheFrame] = set()
         self._num_resends: dict[int, int] = {}
         name = f"kv-transfer-{source.attempt_id.hex()[:8]}"
         self._task = asyncio.create_task(self._run(), name=name)
@@ -160,12 +197,23 @@ class Transfer:
         self._num_computed_tokens = max(self._num_computed_tokens, num_computed_tokens)
         self._wake.set()
 
+    def layers_ready(self, num_layers: int, stored: torch.cuda.Event | None = None) -> None:
+        """Tells that the KV of all tokens is in the cache in that many leading layers. Never waits or raises.
+
+        stored: fires when it is, on a device that is not done yet.
+        """
+        self._num_stored_layers = max(self._num_stored_layers, num_layers)
+        self._stored = stored
+        self._wake.set()
+
     async def commit(self, first_token: FirstToken) -> TransferOutcome:
         """All tokens are computed: sends the rest, commits, and waits for the outcome.
 
         Raises KvTransferFailed (stalled, or resent too often) or PeerLost.
         """
         self._first_token = first_token
+        self._num_hidden_bytes = self._num_bytes
+        self._stored = None
         self.blocks_ready(self.source.num_tokens)
         return await self.result()
 
@@ -192,45 +240,94 @@ class Transfer:
             lease_id=target.lease_id,
             attempt_id=source.attempt_id,
             incarnation=target.incarnation,
-            format=self._sender.format,
+            format=self._sender.reader.format,
             traceparent=source.traceparent,
         )
-        await self._in_time(self._sender.transport.connect(target))
         async with AsyncExitStack() as stack:
-            opening = self._sender.transport.open(ticket, target)
+            # Last of all: until the writer has ended, frames may be read.
+            stack.callback(lambda: self._release(list(self._unsent)))
+            opening = stack.enter_async_context(self._sender.transport.open(ticket, target))
             try:
-                writer = await self._in_time(stack.enter_async_context(opening))
+                writer = await self._in_time(opening, "open_s")
+                # Ended before the writer is, whatever happens.
+                stack.push_async_callback(self._stop_posting)
                 return self._outcome(await self._send(writer))
             except AnsweredEarly as early:
                 return self._outcome(early.outcome)
 
     def _outcome(self, outcome: Outcome) -> TransferOutcome:
-        now = asyncio.get_running_loop().time()
-        duration_s = 0.0 if self._started_at is None else now - self._started_at
-        return TransferOutcome(outcome=outcome, num_bytes=self._num_bytes, duration_s=duration_s)
+        duration_s = 0.0 if self._started_at is None else self._now() - self._started_at
+        if isinstance(outcome, Committed):
+            self._times.verify_s, self._times.convert_s = outcome.verify_s, outcome.convert_s
+        return TransferOutcome(
+            outcome=outcome,
+            num_bytes=self._num_bytes,
+            duration_s=duration_s,
+            hidden_share=self._num_hidden_bytes / self._num_bytes if self._num_bytes else 0.0,
+            times=self._times,
+        )
 
     async def _send(self, writer: KvWriter) -> Outcome:
         while self._first_token is None or not self._plan.is_complete:
             await self._wake.wait()
             self._wake.clear()
-            await self._send_frames(writer, self._plan.advance(self._num_computed_tokens))
+            frames = self._plan.advance(self._num_computed_tokens, self._num_stored_layers)
+            await self._send_frames(writer, frames)
         while True:
-            answer = await self._in_time(writer.commit(len(self._plan.frames), self._first_token))
+            await self._posted()
+            self._times.wait_s = writer.wait_s
+            commit = writer.commit(len(self._plan.frames), self._first_token)
+            answer = await self._in_time(commit, "commit_s")
             if not isinstance(answer, Resend):
                 return answer
             await self._send_frames(writer, self._again(answer))
 
-    async def _send_frames(self, writer: KvWriter, frames: Iterable[FrameSpec]) -> None:
+    async def _send_frames(self, writer: KvWriter, specs: Sequence[FrameSpec]) -> None:
+        """Reads frames and hands them on; returns while the last of them may still be on their way."""
+        if specs and self._started_at is None:
+            self._started_at = self._now()
+        for start in range(0, len(specs), writer.max_batch):
+            frames = [self._frame(spec) for spec in specs[start : start + writer.max_batch]]
+            self._unsent.update(frames)
+            prepared = await self._in_time(writer.prepare(frames), "prepare_s")
+            await self._posted()
+            self._posting = asyncio.create_task(self._post(writer, prepared, frames))
+
+    def _frame(self, spec: FrameSpec) -> CacheFrame:
         sender = self._sender
-        for spec in frames:
-            payload = gather(sender.cache, sender.format, self.source.block_ids, spec)
-            header = encode_header(spec, sender.format, payload)
-            if self._started_at is None:
-                self._started_at = asyncio.get_running_loop().time()
-            await self._in_time(writer.send_frame(header, payload))
-            self._num_bytes += payload.nbytes
-            # A transport that never waits must not keep the loop for a whole prompt.
-            await asyncio.sleep(0)
+        return CacheFrame(
+            sender.reader,
+            self.source.block_ids,
+            spec,
+            has_digest=sender.config.has_digests,
+            stored=self._stored,
+        )
+
+    async def _post(self, writer: KvWriter, prepared: Any, frames: Sequence[CacheFrame]) -> None:
+        try:
+            await self._in_time(writer.post(prepared), "wire_s")
+            self._num_bytes += sum(frame.num_bytes for frame in frames)
+        finally:
+            self._release(frames)
+
+    def _release(self, frames: Sequence[CacheFrame]) -> None:
+        self._unsent.difference_update(frames)
+        for frame in frames:
+            frame.release()
+
+    async def _posted(self) -> None:
+        """Waits until nothing is on its way; raises what went wrong there."""
+        posting, self._posting = self._posting, None
+        if posting is not None:
+            try:
+                await posting
+            except asyncio.CancelledError:
+                await _end(posting)
+                raise
+
+    async def _stop_posting(self) -> None:
+        if self._posting is not None:
+            await _end(self._posting)
 
     def _again(self, answer: Resend) -> list[FrameSpec]:
         frames = self._plan.frames
@@ -246,8 +343,10 @@ class Transfer:
         self._sender.num_resent_frames += len(answer.frame_indices)
         return [frames[index] for index in answer.frame_indices]
 
-    async def _in_time(self, step: Awaitable[T]) -> T:
+    async def _in_time(self, step: Awaitable[T], part: str) -> T:
+        """One step of the transfer, within the stall deadline; its time counts as `part` of TransferTimes."""
         timeout_s = self._sender.config.stall_timeout_s
+        began = self._now()
         try:
             async with asyncio.timeout(timeout_s):
                 return await step
@@ -255,3 +354,16 @@ class Transfer:
             raise KvTransferFailed(
                 f"the transfer to {self._target.worker} made no progress for {timeout_s:g} s"
             ) from None
+        finally:
+            setattr(self._times, part, getattr(self._times, part) + self._now() - began)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancels a task and waits for its end; what it raises is of no use any more."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()

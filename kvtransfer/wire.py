@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -101,14 +102,17 @@ class Frame:
     payload: memoryview
 
 
-def encode_header(spec: FrameSpec, fmt: KvFormat, payload: memoryview) -> bytes:
-    """The header that goes before a payload (a contiguous view of bytes) in the given format.
+def encode_header(
+    spec: FrameSpec, fmt: KvFormat, runs: Sequence[memoryview], *, has_digest: bool = True
+) -> bytes:
+    """The header that goes before a payload in the given format.
 
-    Header and payload stay apart so that a transport joins them where it needs
-    them, with a single copy.
+    runs: the payload in pieces, in order, each a contiguous view of bytes. Header and payload stay
+    apart so that a transport joins them where it needs them, with a single copy.
     """
-    if payload.nbytes != spec.payload_bytes(fmt):
-        raise AssertionError(f"payload has {payload.nbytes} bytes, {spec.payload_bytes(fmt)} expected")
+    num_bytes = sum(run.nbytes for run in runs)
+    if num_bytes != spec.payload_bytes(fmt):
+        raise AssertionError(f"payload has {num_bytes} bytes, {spec.payload_bytes(fmt)} expected")
     fields = _FIELDS.pack(
         MAGIC,
         VERSION,
@@ -124,31 +128,43 @@ def encode_header(spec: FrameSpec, fmt: KvFormat, payload: memoryview) -> bytes:
         fmt.block_size,
         fmt.num_kv_heads,
         fmt.head_dim,
-        payload.nbytes,
+        num_bytes,
     )
-    return fields + _DIGEST.pack(_digest(fields, payload))
+    return fields + _DIGEST.pack(_digest(fields, runs) if has_digest else 0)
 
 
-def _digest(fields: bytes | memoryview, payload: memoryview) -> int:
+def _digest(fields: bytes | memoryview, runs: Sequence[memoryview]) -> int:
     digest = xxhash.xxh3_64(fields)
-    digest.update(payload)
+    for run in runs:
+        digest.update(run)
     return int(digest.intdigest())
 
 
-def decode(buffer: bytes | memoryview, fmt: KvFormat, limits: FrameLimits) -> Frame:
+def decode(
+    header: bytes | memoryview,
+    payload: memoryview,
+    fmt: KvFormat,
+    limits: FrameLimits,
+    *,
+    has_digest: bool = True,
+) -> Frame:
     """Verifies a frame against the announced format and the limits; raises FrameError."""
-    view = memoryview(buffer)
+    view = memoryview(header)
     if len(view) < HEADER_BYTES:
-        raise FrameError("truncated", f"frame of {len(view)} bytes is shorter than its header")
+        raise FrameError("truncated", f"a header of {len(view)} bytes is too short")
     spec, payload_bytes = _header(view, fmt)
     _check_range(spec, fmt, limits)
-    if payload_bytes != spec.payload_bytes(fmt) or len(view) != HEADER_BYTES + payload_bytes:
-        raise FrameError("length", f"frame of {len(view)} bytes disagrees with its header")
-    payload = view[HEADER_BYTES:]
+    if not payload_bytes == payload.nbytes == spec.payload_bytes(fmt):
+        raise FrameError("length", f"frame {spec.index} disagrees with its header about its length")
     (expected,) = _DIGEST.unpack_from(view, _FIELDS.size)
-    if _digest(view[: _FIELDS.size], payload) != expected:
+    if has_digest and _digest(view[: _FIELDS.size], (payload,)) != expected:
         raise FrameError("digest", f"frame {spec.index} does not match its digest")
     return Frame(spec, payload)
+
+
+def claimed_bytes(header: bytes) -> int:
+    """Length of the payload as an unverified header has it; 0 if it is no header."""
+    return int(_FIELDS.unpack_from(header)[-1]) if len(header) >= HEADER_BYTES else 0
 
 
 def _header(view: memoryview, fmt: KvFormat) -> tuple[FrameSpec, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from baton.ports import Session
 from baton.telemetry import Span
@@ -13,7 +14,10 @@ from baton.v1.prefill_service_pb2 import (
 )
 from engine.request import Request
 from kvtransfer.contract import FirstToken, TransferTarget
-from kvtransfer.sender import Transfer
+from kvtransfer.sender import Transfer, TransferOutcome
+
+if TYPE_CHECKING:
+    import torch
 
 RouterSession = Session[PrefillServiceSessionResponse, PrefillServiceSessionRequest]
 
@@ -28,7 +32,8 @@ class Attempt:
     cost: credit it spends, in tokens; 0 once restored.
     target: where the KV goes.
     first_token: set when it is sampled.
-    transfer: the open transfer, once the first chunk is computed.
+    transfer: the open transfer, once there is something to send.
+    result: how it ended.
     deadline: timer that ends the attempt, if the client set a deadline.
     """
 
@@ -47,11 +52,24 @@ class Attempt:
     task: asyncio.Task[None] | None = None
     deadline: asyncio.TimerHandle | None = None
     prefill_s: float = 0.0
-    transfer_s: float = 0.0
     tail_s: float = 0.0
-    transfer_bytes: int = 0
+    result: TransferOutcome | None = None
+    _stored: tuple[int, torch.cuda.Event | None] = (0, None)
 
     @property
     def attempt_id(self) -> bytes:
         """Random 128 bits naming the attempt."""
         return self.request.attempt_id
+
+    def begin(self, transfer: Transfer) -> None:
+        """The transfer is open: tells it what is in the cache already."""
+        self.transfer = transfer
+        transfer.blocks_ready(self.request.num_computed_tokens)
+        if self._stored[0]:
+            transfer.layers_ready(*self._stored)
+
+    def layers_stored(self, num_layers: int, stored: torch.cuda.Event | None) -> None:
+        """That many layers of the whole prompt are in the cache, once `stored` has fired."""
+        self._stored = (num_layers, stored)
+        if self.transfer is not None:
+            self.transfer.layers_ready(num_layers, stored)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from functools import partial
+from typing import TYPE_CHECKING
 
 from baton.errors import (
     BatonError,
@@ -32,12 +34,18 @@ from engine.engine import Engine
 from engine.events import ChunkComputed, Event, RequestFailed, TokenSampled
 from engine.request import Request
 from engine.step_loop import StepLoop
-from kvtransfer.contract import FirstToken, Gone, Outcome, TransferTarget
+from kvtransfer.contract import FirstToken, Gone, Outcome, Peer, TransferTarget
+from kvtransfer.metrics import SendMetrics
 from kvtransfer.sender import KvSender, KvSource
 from kvtransfer.sequence import read_sequence
 from kvtransfer.token_events import write_prompt_logprobs, write_token
 from prefill_worker.attempt import Attempt, RouterSession
 from prefill_worker.credits import CreditChange, CreditTable
+from prefill_worker.pairs import Pairs, PairState
+from prefill_worker.reports import ended, pair_status
+
+if TYPE_CHECKING:
+    import torch
 
 log = get_logger(__name__)
 
@@ -47,6 +55,7 @@ class PrefillWorker:
 
     sender: moves KV out of the engine's cache.
     credit_tokens: budget of prompt tokens in flight, over all sessions.
+    rng: spreads the pauses between tries to reach a decode worker.
     """
 
     def __init__(
@@ -58,6 +67,8 @@ class PrefillWorker:
         sender: KvSender,
         credit_tokens: int,
         pid: int,
+        rng: random.Random,
+        metrics: SendMetrics | None = None,
     ) -> None:
         self._identity = identity
         self._engine = engine
@@ -68,7 +79,11 @@ class PrefillWorker:
         self._attempts: dict[bytes, Attempt] = {}
         self._sessions: dict[int, RouterSession] = {}
         self._session_ids = itertools.count()
-        self._steps = StepLoop(engine.scheduler, engine.runner, self._on_step, self._announce_alone)
+        self._metrics = metrics or SendMetrics()
+        self._pairs = Pairs(sender.transport, rng, self._tell_pair, self._metrics)
+        self._steps = StepLoop(
+            engine.scheduler, engine.runner, self._on_step, self._announce_alone, self._on_layers
+        )
 
     async def run(self) -> None:
         """Runs steps until cancelled; a failing step ends the worker."""
@@ -87,6 +102,10 @@ class PrefillWorker:
             "transfers": self._sender.num_open_transfers,
             "credit_spent_tokens": self._credits.num_spent,
         }
+
+    def totals(self) -> dict[str, int]:
+        """Counts since the start, which only grow."""
+        return self._sender.totals()
 
     async def serve(self, session: RouterSession) -> None:
         """Holds one router's session until it ends; raises PeerLost or IncompatiblePeer."""
@@ -108,6 +127,7 @@ class PrefillWorker:
             for attempt in [a for a in self._attempts.values() if a.session_id == session_id]:
                 self._end(attempt, Cancelled("the router's session ended"))
             self._tell(self._credits.leave(session_id))
+            self._pairs.leave(session_id)
             log.info("router left", router=opening.hello.name)
 
     def _receive(
@@ -124,6 +144,14 @@ class PrefillWorker:
                 self._tell(self._credits.give_back(session_id, message.credit_return.tokens))
             case "heartbeat":
                 self._tell(self._credits.ask_again(session_id))
+            case "pair":
+                peer = message.pair
+                self._pairs.meet(
+                    session_id,
+                    Peer(worker=peer.worker, incarnation=peer.incarnation, address=peer.address),
+                )
+            case "part":
+                self._pairs.part(session_id, message.part.incarnation)
             case other:
                 raise PeerLost(f"the router sent {other or 'an unknown message'} in mid-session")
 
@@ -170,7 +198,6 @@ class PrefillWorker:
                 lease_id=target.lease_id,
                 worker=target.worker,
                 incarnation=target.incarnation,
-                address=target.address,
                 num_held_tokens=target.num_held_tokens,
             ),
             traceparent=sequence.traceparent,
@@ -211,9 +238,21 @@ class PrefillWorker:
             message = write_prompt_logprobs(attempt.attempt_id, event.prompt_logprobs)
             self._send(attempt.session, PrefillServiceSessionResponse(prompt_logprobs=message))
 
+    def _on_layers(self, num_layers: int, stored: torch.cuda.Event | None) -> None:
+        """A step under way has that many layers of the prompts' last chunks in the cache."""
+        for request in self._engine.scheduler.completing:
+            attempt = self._attempts.get(request.attempt_id)
+            if attempt is not None and self._has_begun(attempt):
+                attempt.layers_stored(num_layers, stored)
+
     def _chunk_computed(self, attempt: Attempt) -> None:
+        if self._has_begun(attempt) and attempt.transfer is not None:
+            attempt.transfer.blocks_ready(attempt.request.num_computed_tokens)
+
+    def _has_begun(self, attempt: Attempt) -> bool:
+        """Begins the attempt's transfer unless it has none to make."""
         if attempt.ends_with_first_token:
-            return
+            return False
         if attempt.task is None:
             source = KvSource(
                 attempt_id=attempt.attempt_id,
@@ -224,8 +263,7 @@ class PrefillWorker:
             attempt.task = asyncio.create_task(
                 self._transfer(attempt, source), name=f"transfer-{attempt.attempt_id.hex()[:8]}"
             )
-        if attempt.transfer is not None:
-            attempt.transfer.blocks_ready(attempt.request.num_computed_tokens)
+        return True
 
     def _token_sampled(self, attempt: Attempt, event: TokenSampled) -> None:
         """Sends the first token to the router at once; the transfer follows in its own time."""
@@ -248,10 +286,11 @@ class PrefillWorker:
         )
 
     async def _transfer(self, attempt: Attempt, source: KvSource) -> None:
+        transport = self._pairs.transport_to(attempt.target.incarnation)
         span = start_span(
             "TRANSFERRING",
             parent=attempt.traceparent,
-            attributes={"baton.decode_worker": attempt.target.worker},
+            attributes={"baton.decode_worker": attempt.target.worker, "baton.transport": transport},
         )
         # Stands unless an outcome is known: whatever ends the transfer ends the attempt.
         error: BatonError | None = KvTransferFailed(
@@ -259,15 +298,15 @@ class PrefillWorker:
         )
         try:
             async with self._sender.transfer(source, attempt.target) as transfer:
-                attempt.transfer = transfer
-                transfer.blocks_ready(attempt.request.num_computed_tokens)
-                result = await transfer.commit(await attempt.first_token)
-            attempt.transfer_s, attempt.transfer_bytes = result.duration_s, result.num_bytes
+                attempt.begin(transfer)
+                result = attempt.result = await transfer.commit(await attempt.first_token)
             attempt.tail_s = asyncio.get_running_loop().time() - attempt.arrived_at - attempt.prefill_s
             span.set(**{"baton.num_bytes": result.num_bytes})
+            self._metrics.transferred(transport, result)
             error = _objection(result.outcome, attempt.target.worker)
         except BatonError as failed:
             error = failed
+            self._metrics.failed(transport, failed)
         finally:
             if error is not None:
                 span.fail(error)
@@ -286,7 +325,7 @@ class PrefillWorker:
             log.info("attempt ended", code=error.code, reason=error.message)
             attempt.span.fail(error)
         attempt.span.end()
-        self._report(attempt, error)
+        self._send(attempt.session, ended(attempt, error))
         self._release_blocks(attempt)
 
     def _release_blocks(self, attempt: Attempt) -> None:
@@ -302,29 +341,15 @@ class PrefillWorker:
         self._engine.pool.release(block_ids, self._engine.scheduler.fence)
         self._steps.wake()
 
-    def _report(self, attempt: Attempt, error: BatonError | None) -> None:
-        ended = prefill_service_pb2.PrefillEnded(
-            attempt_id=attempt.attempt_id,
-            prefill_ms=1000 * attempt.prefill_s,
-            transfer_ms=1000 * attempt.transfer_s,
-            transfer_bytes=attempt.transfer_bytes,
-            transfer_tail_ms=1000 * attempt.tail_s,
-            num_cached_tokens=attempt.request.num_cached_tokens,
-        )
-        if isinstance(error, Cancelled):
-            ended.cancelled = True
-        elif error is not None:
-            ended.failure.CopyFrom(to_failure(error))
-        elif attempt.request.is_finished:
-            ended.finished = True
-        else:
-            ended.committed = True
-        self._send(attempt.session, PrefillServiceSessionResponse(ended=ended))
-
     def _restore_credit(self, attempt: Attempt) -> None:
         cost, attempt.cost = attempt.cost, 0
         if cost:
             self._tell(self._credits.restore(attempt.session_id, cost))
+
+    def _tell_pair(self, session_id: int, incarnation: int, state: PairState) -> None:
+        session = self._sessions.get(session_id)
+        if session is not None:
+            self._send(session, pair_status(incarnation, state))
 
     def _tell(self, changes: list[CreditChange]) -> None:
         for change in changes:

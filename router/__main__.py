@@ -51,12 +51,13 @@ async def _serve(
         config.bucket_edges, max_items=config.max_queue, max_skip_s=config.max_skip_s
     )
     dispatcher = Dispatcher(queue, grace_s=config.resume_wait_s)
+    opener = config.tls.opener()
     async with RedisRegistry(config.redis_url, config.namespace) as registry:
         fleet = Fleet(
             registry=registry,
             identity=identity,
-            prefill_dialer=prefill_dialer(),
-            decode_dialer=decode_dialer(),
+            prefill_dialer=prefill_dialer(opener),
+            decode_dialer=decode_dialer(opener),
             rng=rng,
             on_change=dispatcher.kick,
         )
@@ -91,9 +92,14 @@ async def _run(
     private = Registration(
         name="baton.v1.AdminService", add=partial(add_AdminServiceServicer_to_server, admin)
     )
+    tls = config.tls
     async with (
-        await RpcServer.start([public], host=config.host, port=config.port) as server,
-        await RpcServer.start([private], host=config.admin_host, port=config.admin_port) as admin_server,
+        await RpcServer.start(
+            [public], host=config.host, port=config.port, credentials=tls.public_server_credentials()
+        ) as server,
+        await RpcServer.start(
+            [private], host=config.admin_host, port=config.admin_port, credentials=tls.server_credentials()
+        ) as admin_server,
     ):
         await server.set_serving(True)
         await admin_server.set_serving(True)

@@ -91,7 +91,8 @@ class BucketQueue(Generic[T]):
     def pop(self, fits: Callable[[Waiting[T]], bool], now: float) -> Waiting[T] | None:
         """The next item that fits, or None.
 
-        fits: whether there is capacity for the item; asked about heads of lines only.
+        fits: whether there is capacity for the item, which it may take: an item that fits is popped. Asked
+            about heads of lines only.
         """
         heads = [line[0] for line in self._lines if line]
         overdue = [head for head in heads if now - head.enqueued_at >= self._max_skip_s]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from baton.errors import ConfigError
+from baton.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,12 @@ class RouterConfig:
     admin_port: int = field(default=50052, metadata={"help": "admin gRPC port; 0 picks a free one"})
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False, metadata={"help": "registry"})
     namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
+    tls_cert: str = field(default="", metadata={"help": "PEM file: this process's certificate, for TLS"})
+    tls_key: str = field(default="", metadata={"help": "PEM file: private key of tls_cert"})
+    tls_ca: str = field(default="", metadata={"help": "PEM file: authorities that sign peers' certificates"})
+    tls_server_name: str = field(
+        default="", metadata={"help": "name in every worker's certificate; empty for the host dialled"}
+    )
     bucket_edges: tuple[int, ...] = field(
         default=(128, 256, 512), metadata={"help": "length bucket edges, in prompt tokens, ascending"}
     )
@@ -46,6 +53,7 @@ class RouterConfig:
     ready_file: str = field(default="", metadata={"help": "written with the bound addresses once serving"})
 
     def __post_init__(self) -> None:
+        TlsFiles.of(self)
         if not self.bucket_edges or any(a >= b for a, b in pairwise((0, *self.bucket_edges))):
             raise ConfigError(
                 f"bucket_edges is {self.bucket_edges}; give positive token counts in ascending order",
@@ -54,3 +62,8 @@ class RouterConfig:
         for name in ("max_queue", "max_attempts", "default_max_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1", field=name)
+
+    @property
+    def tls(self) -> TlsFiles:
+        """The files of TLS."""
+        return TlsFiles.of(self)

@@ -8,7 +8,7 @@ from baton.errors import PeerLost
 from baton.identity import Identity
 from baton.limits import blocks_needed
 from baton.ports import Dialer, WorkerInfo
-from baton.v1 import admin_service_pb2, common_pb2, decode_service_pb2
+from baton.v1 import admin_service_pb2, common_pb2, decode_service_pb2, prefill_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
 from router.link import WorkerLink
 
@@ -28,9 +28,14 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
     _reported_free_blocks = 0
 
     def __init__(
-        self, info: WorkerInfo, identity: Identity, dialer: DecodeDialer, on_change: Callable[[], None]
+        self,
+        info: WorkerInfo,
+        identity: Identity,
+        dialer: DecodeDialer,
+        on_change: Callable[[], None],
+        on_session: Callable[[], None],
     ) -> None:
-        super().__init__(info, identity, dialer, on_change)
+        super().__init__(info, identity, dialer, on_change, on_session)
         self._asked: dict[bytes, int] = {}
 
     @property
@@ -44,9 +49,11 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
         return len(self._asked)
 
     @property
-    def transfer_address(self) -> str:
-        """host:port of the worker's transfer endpoint."""
-        return self._capacity.transfer_address
+    def introduction(self) -> prefill_service_pb2.PairCommand:
+        """What prefill workers are told of this worker."""
+        return prefill_service_pb2.PairCommand(
+            worker=self.name, incarnation=self.info.incarnation, address=self._capacity.transfer_address
+        )
 
     def blocks_for(self, kv_tokens: int) -> int:
         """Blocks the worker needs for that many tokens."""
@@ -87,7 +94,6 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
             num_attempts=self.num_attempts,
             kv_dtype=self._capacity.kv_dtype,
             pid=self._capacity.pid,
-            transport="grpc",
         )
 
     def _hello_message(self) -> DecodeServiceSessionRequest:

@@ -1,27 +1,24 @@
 """Binds waiting requests to workers, late: only when a prefill worker has granted
-credit and a decode worker has blocks.
+credit and a decode worker that it can reach has blocks.
 
-Runs synchronously whenever something changed; it owns no task. While a role has
-no worker at all, waiting requests are kept for a short grace and then fail.
+Runs synchronously whenever something changed; it owns no task. While no prefill worker
+reaches a decode worker, waiting requests are kept for a short grace and then fail.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
 
 from baton.errors import Unavailable
 from router.buckets import BucketQueue, Waiting
 from router.decode_link import DecodeLink
-from router.fleet import Fleet
+from router.fleet import Fleet, Pair
 from router.prefill_link import PrefillLink
 from router.retry_budget import RetryBudget
 
 RETRY_WITHOUT_WORKERS_S = 5.0
-
-LinkT = TypeVar("LinkT", PrefillLink, DecodeLink)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +75,7 @@ class Dispatcher:
 
     queue: the waiting attempts.
     retries: the further attempts left to this router.
-    grace_s: how long they are kept while a role has no worker, in seconds.
+    grace_s: how long they are kept while no prefill worker reaches a decode worker, in seconds.
     """
 
     def __init__(self, queue: BucketQueue[Ticket], *, grace_s: float) -> None:
@@ -88,6 +85,7 @@ class Dispatcher:
         self._fleet: Fleet | None = None
         self._give_up: asyncio.TimerHandle | None = None
         self._is_down = False
+        self._was_staffed = False
 
     def attach(self, fleet: Fleet) -> None:
         """Names the workers to assign to; kick() does nothing before."""
@@ -109,8 +107,8 @@ class Dispatcher:
             line follows from it, also on a second attempt.
         is_new: whether the queue's bound applies.
         avoid: incarnations of workers that are taken only if no other can.
-        Raises Overloaded when the queue is full, Unavailable when a role has had
-        no worker for the grace time.
+        Raises Overloaded when the queue is full, Unavailable when no prefill worker
+        has reached a decode worker for the grace time.
         """
         loop = asyncio.get_running_loop()
         ticket = Ticket(
@@ -144,80 +142,27 @@ class Dispatcher:
         """Assigns whatever fits now. To be called whenever capacity may have changed."""
         if self._fleet is None:
             return
-        self._watch_roles(self._fleet.is_complete)
+        pairs = list(self._fleet.pairs())
+        self._watch(is_complete=bool(pairs), is_staffed=self._fleet.is_staffed)
         now = asyncio.get_running_loop().time()
-        while (item := self._queue.pop(self._fits, now)) is not None:
-            self._place(item.value)
+        while self._queue.pop(partial(_try_place, pairs), now) is not None:
+            pass
 
     def close(self) -> None:
         """Cancels the timer."""
         if self._give_up is not None:
             self._give_up.cancel()
 
-    def _fits(self, item: Waiting[Ticket]) -> bool:
-        ticket = item.value
-        if ticket.assigned.cancelled():
-            # Its owner has not had its turn yet to take it out; pop it now, place it nowhere.
-            return True
-        if not self._can_ever_take(ticket):
-            # Nothing to wait for, and overdue it would keep everybody else waiting.
-            return True
-        return self._prefill_for(ticket) is not None and self._decode_for(ticket) is not None
-
-    def _place(self, ticket: Ticket) -> None:
-        if ticket.assigned.cancelled():
-            return
-        if not self._can_ever_take(ticket):
-            ticket.assigned.set_exception(
-                Unavailable(
-                    f"no connected decode worker holds {ticket.kv_tokens} tokens of KV",
-                    retry_after_s=RETRY_WITHOUT_WORKERS_S,
-                )
-            )
-            return
-        prefill, decode = self._prefill_for(ticket), self._decode_for(ticket)
-        assert prefill is not None
-        assert decode is not None
-        decode.hold(ticket.attempt_id, ticket.reserve_tokens)
-        cost = prefill.take(ticket.attempt_id, ticket.num_tokens)
-        prefill.breaker.placed()
-        decode.breaker.placed()
-        ticket.assigned.set_result(
-            Assignment(attempt_id=ticket.attempt_id, prefill=prefill, cost=cost, decode=decode)
-        )
-
-    def _can_ever_take(self, ticket: Ticket) -> bool:
-        """True also while there is no decode worker at all: that is what the grace is for."""
-        assert self._fleet is not None
-        links = list(self._fleet.decode_links())
-        return not links or any(link.can_ever_take(ticket.kv_tokens) for link in links)
-
-    def _prefill_for(self, ticket: Ticket) -> PrefillLink | None:
-        assert self._fleet is not None
-        trusted = _trusted(self._fleet.prefill_links())
-        able = [link for link in trusted if link.can_take(ticket.num_tokens)]
-        return max(
-            able,
-            key=lambda link: (_is_other(link, ticket), link.credit, -link.num_attempts),
-            default=None,
-        )
-
-    def _decode_for(self, ticket: Ticket) -> DecodeLink | None:
-        assert self._fleet is not None
-        trusted = _trusted(self._fleet.decode_links())
-        able = [link for link in trusted if link.can_take(ticket.reserve_tokens)]
-        return max(
-            able,
-            key=lambda link: (_is_other(link, ticket), link.num_free_blocks, -link.num_attempts),
-            default=None,
-        )
-
-    def _watch_roles(self, is_complete: bool) -> None:
-        if is_complete:
+    def _watch(self, *, is_complete: bool, is_staffed: bool) -> None:
+        # Workers that have just met get the grace anew: it takes them a moment to reach each other.
+        if is_complete or (is_staffed and not self._was_staffed):
             self._is_down = False
             self.close()
             self._give_up = None
-        elif self._is_down:
+        self._was_staffed = is_staffed
+        if is_complete:
+            return
+        if self._is_down:
             self._fail_all()
         elif self._give_up is None:
             self._give_up = asyncio.get_running_loop().call_later(self._grace_s, self._declare_down)
@@ -229,14 +174,10 @@ class Dispatcher:
 
     def _fail_all(self) -> None:
         assert self._fleet is not None
-        missing = "decode" if any(True for _ in self._fleet.prefill_links()) else "prefill"
         for item in self._queue.drain():
             if not item.value.assigned.done():
                 item.value.assigned.set_exception(
-                    Unavailable(
-                        f"no {missing} worker is connected; one that died is usually back in seconds",
-                        retry_after_s=RETRY_WITHOUT_WORKERS_S,
-                    )
+                    Unavailable(self._fleet.shortage, retry_after_s=RETRY_WITHOUT_WORKERS_S)
                 )
 
 
@@ -245,10 +186,61 @@ def first_tokens(num_tokens: int, kv_tokens: int) -> int:
     return min(num_tokens + 1, kv_tokens)
 
 
-def _trusted(links: Iterator[LinkT]) -> list[LinkT]:
-    """The links whose breaker allows an attempt; all of them if none does, for there is no better choice."""
-    candidates, now = list(links), asyncio.get_running_loop().time()
-    return [link for link in candidates if link.breaker.allows(now)] or candidates
+def _try_place(pairs: list[Pair], item: Waiting[Ticket]) -> bool:
+    """Whether the attempt need not wait any longer: it has its workers, is cancelled, or fits nowhere."""
+    ticket = item.value
+    if ticket.assigned.cancelled():
+        # Its owner has not had its turn yet to take it out; pop it now, place it nowhere.
+        return True
+    if pairs and not any(decode.can_ever_take(ticket.kv_tokens) for _, decode in pairs):
+        # Nothing to wait for, and overdue it would keep everybody else waiting.
+        ticket.assigned.set_exception(
+            Unavailable(
+                f"no connected decode worker holds {ticket.kv_tokens} tokens of KV",
+                retry_after_s=RETRY_WITHOUT_WORKERS_S,
+            )
+        )
+        return True
+    pair = _choose(pairs, ticket)
+    if pair is not None:
+        _place(ticket, *pair)
+    return pair is not None
+
+
+def _choose(pairs: list[Pair], ticket: Ticket) -> Pair | None:
+    """The pair that takes the attempt now: the best prefill worker, and the best decode worker for that."""
+
+    def merit(pair: Pair) -> tuple[bool, int, int, bool, int, int]:
+        prefill, decode = pair
+        return (
+            *(_is_other(prefill, ticket), prefill.credit, -prefill.num_attempts),
+            *(_is_other(decode, ticket), decode.num_free_blocks, -decode.num_attempts),
+        )
+
+    able = [
+        (prefill, decode)
+        for prefill, decode in _trusted(pairs)
+        if prefill.can_take(ticket.num_tokens) and decode.can_take(ticket.reserve_tokens)
+    ]
+    return max(able, key=merit, default=None)
+
+
+def _trusted(pairs: list[Pair]) -> list[Pair]:
+    """The pairs with the most workers whose breaker allows an attempt: both, or one, or, if need be, none."""
+    now = asyncio.get_running_loop().time()
+    counts = [prefill.breaker.allows(now) + decode.breaker.allows(now) for prefill, decode in pairs]
+    most = max(counts, default=0)
+    return [pair for pair, count in zip(pairs, counts, strict=True) if count == most]
+
+
+def _place(ticket: Ticket, prefill: PrefillLink, decode: DecodeLink) -> None:
+    decode.hold(ticket.attempt_id, ticket.reserve_tokens)
+    cost = prefill.take(ticket.attempt_id, ticket.num_tokens)
+    prefill.breaker.placed()
+    decode.breaker.placed()
+    ticket.assigned.set_result(
+        Assignment(attempt_id=ticket.attempt_id, prefill=prefill, cost=cost, decode=decode)
+    )
 
 
 def _is_other(link: PrefillLink | DecodeLink, ticket: Ticket) -> bool:

@@ -2,7 +2,8 @@
 
 The registry only ever adds candidates. A link ends when its session does; it is
 dialled again, with growing and jittered pauses, for as long as the registry
-still announces that incarnation.
+still announces that incarnation. Prefill and decode workers that are connected are
+introduced to each other, as KV may go to nobody else.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
+from baton.errors import PeerLost
 from baton.identity import Identity
 from baton.logs import get_logger
 from baton.ports import Registry, WorkerInfo
@@ -23,6 +26,8 @@ log = get_logger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+
+Pair = tuple[PrefillLink, DecodeLink]
 
 
 class Fleet:
@@ -73,10 +78,35 @@ class Fleet:
         """Whether the registry, when it was last heard, knew that very process."""
         return incarnation in self._announced
 
+    def pairs(self) -> Iterator[Pair]:
+        """Workers that take requests and between which KV can go."""
+        decodes = list(self.decode_links())
+        return (
+            (prefill, decode)
+            for prefill in self.prefill_links()
+            for decode in decodes
+            if prefill.can_reach(decode.info.incarnation)
+        )
+
     @property
     def is_complete(self) -> bool:
-        """Whether there is at least one worker of each role."""
+        """Whether a request can be served: some prefill worker reaches some decode worker."""
+        return any(True for _ in self.pairs())
+
+    @property
+    def is_staffed(self) -> bool:
+        """Whether there is at least one worker of each role, be it that they cannot reach each other."""
         return any(True for _ in self.prefill_links()) and any(True for _ in self.decode_links())
+
+    @property
+    def shortage(self) -> str:
+        """What a fleet that is not complete lacks, in words."""
+        prefills, decodes = list(self.prefill_links()), list(self.decode_links())
+        if not prefills or not decodes:
+            missing = "decode" if prefills else "prefill"
+            return f"no {missing} worker is connected; one that died is usually back in seconds"
+        reason = prefills[0].why_not(decodes[0].info.incarnation)
+        return f"no prefill worker can reach a decode worker: {reason}"
 
     async def run(self) -> None:
         """Follows the registry until cancelled."""
@@ -117,7 +147,19 @@ class Fleet:
             if link.state == "refused" and incarnation not in self._announced:
                 del self._links[incarnation]
 
+    def _introduce(self) -> None:
+        present = {
+            link.info.incarnation: link.introduction
+            for link in self._links.values()
+            if isinstance(link, DecodeLink) and link.is_connected
+        }
+        for link in self._links.values():
+            if isinstance(link, PrefillLink) and link.is_connected:
+                # A session that has just ended is mourned by its own link.
+                with suppress(PeerLost):
+                    link.introduce(present)
+
     def _new_link(self, info: WorkerInfo) -> WorkerLink[Any, Any]:
         if info.role == "prefill":
-            return PrefillLink(info, self._identity, self._prefill_dialer, self._on_change)
-        return DecodeLink(info, self._identity, self._decode_dialer, self._on_change)
+            return PrefillLink(info, self._identity, self._prefill_dialer, self._on_change, self._introduce)
+        return DecodeLink(info, self._identity, self._decode_dialer, self._on_change, self._introduce)

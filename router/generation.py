@@ -279,7 +279,6 @@ class Generation:
             lease_id=lease.lease_id,
             worker=decode.name,
             incarnation=decode.info.incarnation,
-            address=decode.transfer_address,
             num_held_tokens=lease.num_held_tokens,
         )
         command = prefill_service_pb2.PrefillCommand(

@@ -34,6 +34,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
     identity: this router.
     dialer: opens a session with the worker.
     on_change: called whenever capacity may have changed.
+    on_session: called when the session has begun and when it has ended, before on_change.
     """
 
     role: ClassVar[common_pb2.Role.ValueType]
@@ -44,6 +45,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         identity: Identity,
         dialer: Dialer[SendT, RecvT],
         on_change: Callable[[], None],
+        on_session: Callable[[], None],
     ) -> None:
         self.info = info
         self.state = "connecting"
@@ -53,6 +55,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         self._identity = identity
         self._dialer = dialer
         self._on_change = on_change
+        self._on_session = on_session
         self._session: Session[SendT, RecvT] | None = None
         self._inboxes: dict[bytes, Inbox] = {}
 
@@ -62,9 +65,14 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         return self.info.name
 
     @property
+    def is_connected(self) -> bool:
+        """Whether there is a session with the worker, which may be draining."""
+        return self.state == "ready"
+
+    @property
     def is_ready(self) -> bool:
         """Whether the worker takes new requests."""
-        return self.state == "ready" and not self.info.draining
+        return self.is_connected and not self.info.draining
 
     @property
     def num_attempts(self) -> int:
@@ -117,6 +125,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
             self._read_capacity(await first_message(incoming, self.name))
             self._session, self.state, self.was_ready = session, "ready", True
             log.info("worker ready", worker=self.name, incarnation=f"{self.info.incarnation:016x}")
+            self._on_session()
             self._on_change()
             await converse(session, incoming, self._receive, self._heartbeat_message)
 
@@ -140,6 +149,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         error = PeerLost(f"{self.name} was lost: {self.reason or 'the router is stopping'}")
         for inbox in inboxes.values():
             inbox.put(LinkLost(self.role, error))
+        self._on_session()
         self._on_change()
 
     def _deliver(self, attempt_id: bytes, event: Event) -> None:

@@ -1,8 +1,8 @@
-"""A prefill worker as the router knows it: its credit and the attempts it computes."""
+"""A prefill worker as the router knows it: its credit, the attempts it computes, and where its KV can go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from baton.errors import PeerLost
 from baton.identity import Identity
@@ -21,8 +21,9 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
 
     Credit is counted in tokens: `credit` is what may be spent now, `spent` what
     attempts hold from take() until the worker has sampled their token or ended
-    them. What the worker then grants, and to whom, is its own decision. Both die
-    with the session, because the link does.
+    them. What the worker then grants, and to whom, is its own decision. KV can go
+    only to decode workers that the worker was introduced to and has reached since.
+    All of this dies with the session, because the link does.
     """
 
     role = common_pb2.ROLE_PREFILL
@@ -32,10 +33,16 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
     _load = prefill_service_pb2.PrefillWorkerHeartbeat()
 
     def __init__(
-        self, info: WorkerInfo, identity: Identity, dialer: PrefillDialer, on_change: Callable[[], None]
+        self,
+        info: WorkerInfo,
+        identity: Identity,
+        dialer: PrefillDialer,
+        on_change: Callable[[], None],
+        on_session: Callable[[], None],
     ) -> None:
-        super().__init__(info, identity, dialer, on_change)
+        super().__init__(info, identity, dialer, on_change, on_session)
         self._costs: dict[bytes, int] = {}
+        self._pairs: dict[int, admin_service_pb2.PairState] = {}
 
     @property
     def spent(self) -> int:
@@ -61,6 +68,32 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         self.credit += self._costs.pop(attempt_id, 0)
         self._on_change()
 
+    def introduce(self, present: Mapping[int, prefill_service_pb2.PairCommand]) -> None:
+        """Tells the worker which decode workers have come, and which have gone, since it was last told.
+
+        present: those that are connected, by incarnation.
+        Raises PeerLost if there is no session.
+        """
+        for incarnation in [known for known in self._pairs if known not in present]:
+            del self._pairs[incarnation]
+            part = prefill_service_pb2.PartCommand(incarnation=incarnation)
+            self.send(PrefillServiceSessionRequest(part=part))
+        for incarnation, command in present.items():
+            if incarnation not in self._pairs:
+                self._pairs[incarnation] = admin_service_pb2.PairState(
+                    worker=command.worker, reason=f"{self.name} has not tried yet to reach {command.worker}"
+                )
+                self.send(PrefillServiceSessionRequest(pair=command))
+
+    def can_reach(self, incarnation: int) -> bool:
+        """Whether KV can go to that decode worker."""
+        pair = self._pairs.get(incarnation)
+        return pair is not None and pair.transport != ""
+
+    def why_not(self, incarnation: int) -> str:
+        """Why KV cannot go to that decode worker, which this one was introduced to."""
+        return self._pairs[incarnation].reason
+
     def status(self) -> admin_service_pb2.WorkerStatus:
         """The worker as `baton status` shows it."""
         return admin_service_pb2.WorkerStatus(
@@ -78,6 +111,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
             num_attempts=self.num_attempts,
             kv_dtype=self._capacity.kv_dtype,
             pid=self._capacity.pid,
+            pairs=sorted(self._pairs.values(), key=lambda pair: pair.worker),
         )
 
     def _hello_message(self) -> PrefillServiceSessionRequest:
@@ -116,6 +150,8 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
             case "credit_reclaim":
                 self._share = message.credit_reclaim.share_tokens
                 self._return_credit(message.credit_reclaim.tokens)
+            case "pair_status":
+                self._note(message.pair_status)
             case "prompt_logprobs":
                 self._deliver(message.prompt_logprobs.attempt_id, message.prompt_logprobs)
             case "alone_step":
@@ -129,7 +165,16 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
     def _lose(self) -> None:
         self.credit = 0
         self._costs.clear()
+        self._pairs.clear()
         super()._lose()
+
+    def _note(self, status: prefill_service_pb2.PairStatus) -> None:
+        pair = self._pairs.get(status.incarnation)
+        if pair is None:
+            # On its way while the decode worker went.
+            return
+        pair.transport, pair.reason = status.transport, status.failure.message or status.note
+        self._on_change()
 
     def _settle(self, attempt_id: bytes) -> None:
         """The attempt's cost is the worker's again; fewer tokens in all may make a long prompt fit."""

@@ -49,6 +49,8 @@ class Timeline:
         self._timings.transfer_ms = event.transfer_ms
         self._timings.transfer_bytes = event.transfer_bytes
         self._timings.transfer_tail_ms = event.transfer_tail_ms
+        self._timings.transfer_times.CopyFrom(event.transfer_times)
+        self._timings.transfer_hidden_share = event.transfer_hidden_share
         if event.HasField("finished"):
             self._timings.decode_worker = ""
 

@@ -22,6 +22,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kv_cache import CacheShape, KVCache
 from engine.scheduler import Scheduler
+from kvtransfer.outgoing import HostReader
 from kvtransfer.sender import KvSender, SenderConfig
 from prefill_worker.worker import PrefillWorker
 from tests.fakes import FINGERPRINT, VOCAB, GatedRunner, KvNetwork, expected_answer, until
@@ -62,13 +63,15 @@ def make_prefill(
     name: str, incarnation: int, network: KvNetwork, *, credit_tokens: int = 400, **options: Any
 ) -> PrefillWorker:
     engine = make_engine(**options)
+    config = SenderConfig(max_frame_bytes=1000, stall_timeout_s=2.0)
     return PrefillWorker(
         identity=identity_of(name, common_pb2.ROLE_PREFILL, incarnation),
         engine=engine,
         limits=LIMITS,
-        sender=KvSender(engine.cache, network, SenderConfig(max_frame_bytes=1000, stall_timeout_s=2.0)),
+        sender=KvSender(HostReader(engine.cache), network, config),
         credit_tokens=credit_tokens,
         pid=1,
+        rng=random.Random(incarnation),
     )
 
 
@@ -121,6 +124,7 @@ class Cluster:
         await until(
             lambda: any(link.info.incarnation == incarnation and link.is_ready for link in fleet.links)
         )
+        await until(self.stage.all_introduced)
 
     async def kill(self, name: str) -> None:
         """The process is gone: no steps, no sessions, no KV endpoint."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -16,7 +17,18 @@ from baton.v1 import common_pb2
 from engine.batch import ForwardBatch, StepOutput
 from engine.kv_cache import KVCache
 from engine.model.tattletale import TattleTaleRunner, kv_of, next_token
-from kvtransfer.contract import Answer, AnsweredEarly, FirstToken, Gone, Ticket, TransferTarget
+from engine.step_runner import OnLayers
+from kvtransfer.contract import (
+    Answer,
+    AnsweredEarly,
+    FirstToken,
+    Gone,
+    OutgoingFrame,
+    Pairing,
+    Peer,
+    Ticket,
+    TransferTarget,
+)
 from kvtransfer.receiver import IncomingWrite, KvReceiver
 
 FINGERPRINT = common_pb2.Fingerprint(weights_id="w", tokenizer_id="t", num_layers=2, vocab_size=97)
@@ -146,23 +158,47 @@ class FakeRegistry:
             change.set()
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class KvNetwork:
-    """A KvTransport that reaches the receivers of this process by address."""
+    """A KvTransport that reaches the receivers of this process: by address, to pair, then by incarnation."""
 
     def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
         self.receivers: dict[str, KvReceiver[Any]] = {}
+        self.on_changed: Callable[[int, Pairing], None] = lambda _incarnation, _pairing: None
+        self._addresses: dict[int, str] = {}
+        self.now = _now
         # Set to hold every commit back, so that a test can act while it is under way.
         self.may_commit = asyncio.Event()
         self.may_commit.set()
         self.num_commits_waiting = 0
 
-    def receiver(self, target: TransferTarget) -> KvReceiver[Any]:
-        if target.address not in self.receivers:
-            raise PeerLost(f"cannot connect to {target.worker}")
-        return self.receivers[target.address]
+    @classmethod
+    def to(cls, receiver: KvReceiver[Any], incarnation: int, now: Callable[[], float]) -> KvNetwork:
+        """A network with one receiver, paired already."""
+        network = cls()
+        network.now = now
+        network.receivers["memory"] = receiver
+        network._addresses[incarnation] = "memory"
+        return network
 
-    async def connect(self, target: TransferTarget) -> None:
-        self.receiver(target)
+    def receiver(self, target: TransferTarget) -> KvReceiver[Any]:
+        receiver = self.receivers.get(self._addresses.get(target.incarnation, ""))
+        if receiver is None:
+            raise PeerLost(f"cannot connect to {target.worker}")
+        return receiver
+
+    async def pair(self, peer: Peer) -> Pairing:
+        if peer.address not in self.receivers:
+            raise PeerLost(f"cannot connect to {peer.worker}")
+        self._addresses[peer.incarnation] = peer.address
+        return Pairing(transport="memory")
+
+    async def part(self, incarnation: int) -> None:
+        self._addresses.pop(incarnation, None)
 
     @asynccontextmanager
     async def open(self, ticket: Ticket, target: TransferTarget) -> AsyncIterator[NetworkWriter]:
@@ -179,19 +215,27 @@ class KvNetwork:
 class NetworkWriter:
     """A KvWriter that calls the receiver directly, and fails once its worker is unplugged."""
 
+    max_batch = 2
+    wait_s = 0.0
+
     def __init__(self, network: KvNetwork, ticket: Ticket, target: TransferTarget) -> None:
         self._network = network
         self._target = target
-        self._write = network.receiver(target).open(ticket, _now(), lambda gone: None)
+        self._write = network.receiver(target).open(ticket, network.now(), lambda gone: None)
 
-    async def send_frame(self, header: bytes, payload: memoryview) -> None:
+    async def prepare(self, frames: Sequence[OutgoingFrame]) -> list[tuple[bytes, bytes]]:
         await asyncio.sleep(0)
-        write = self._admitted()
-        gone = write.frame(header + payload, _now())
-        if gone is not None:
-            raise AnsweredEarly(gone)
+        return [(frame.header(), b"".join(frame.runs())) for frame in frames]
+
+    async def post(self, prepared: list[tuple[bytes, bytes]]) -> None:
+        for header, payload in prepared:
+            await asyncio.sleep(0)
+            gone = self._admitted().frame(header, memoryview(payload), self._network.now())
+            if gone is not None:
+                raise AnsweredEarly(gone)
 
     async def commit(self, num_frames: int, first_token: FirstToken) -> Answer:
+        await asyncio.sleep(0)
         self._network.num_commits_waiting += 1
         try:
             await self._network.may_commit.wait()
@@ -200,7 +244,7 @@ class NetworkWriter:
         self._network.receiver(self._target)
         if not isinstance(self._write, IncomingWrite):
             return self._write
-        return self._write.commit(num_frames, first_token, _now())
+        return self._write.commit(num_frames, first_token, self._network.now())
 
     def close(self) -> None:
         if isinstance(self._write, IncomingWrite):
@@ -211,10 +255,6 @@ class NetworkWriter:
         if isinstance(self._write, Gone) or not isinstance(self._write, IncomingWrite):
             raise AnsweredEarly(self._write)
         return self._write
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 VOCAB = 97
@@ -250,22 +290,32 @@ def expected_answer(
 
 
 class GatedRunner:
-    """A StepRunner of the tattle-tale model: a test decides when steps may run, and whether they fail."""
+    """A StepRunner of the tattle-tale model: a test decides when steps may run, and whether they fail.
+
+    may_end: cleared, steps store the KV of all their layers and then wait.
+    """
 
     def __init__(self, cache: KVCache) -> None:
         self._runner = TattleTaleRunner(cache, VOCAB)
         self.may_run = asyncio.Event()
         self.may_run.set()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
         self.num_steps = 0
         self.num_waiting = 0
         self.fail_with: Exception | None = None
 
-    async def execute(self, batch: ForwardBatch) -> StepOutput:
+    async def execute(self, batch: ForwardBatch, on_layers: OnLayers | None = None) -> StepOutput:
         self.num_waiting += 1
         await self.may_run.wait()
         self.num_waiting -= 1
         await asyncio.sleep(0)
         if self.fail_with is not None:
             raise self.fail_with
+        for num_layers in self._runner.store_layers(batch):
+            if on_layers is not None:
+                on_layers(num_layers, None)
+                await asyncio.sleep(0)
+        await self.may_end.wait()
         self.num_steps += 1
-        return self._runner.run(batch)
+        return self._runner.sample(batch)

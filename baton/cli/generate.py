@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from baton.cli.options import (
     MinP,
     Seed,
     Timeout,
+    TlsCa,
     TopK,
     TopP,
     Verbose,
@@ -25,7 +27,7 @@ from baton.cli.options import (
 from baton.cli.text_input import open_stdout, read_text
 from baton.client import AsyncClient
 
-_NOT_OF_THE_REQUEST = ("address", "as_json", "verbose")
+_NOT_OF_THE_REQUEST = ("address", "tls_ca", "as_json", "verbose")
 _ONLY_IN_JSON = {
     "logprobs": "--logprobs",
     "top_logprobs": "--top-logprobs",
@@ -38,6 +40,7 @@ def generate(
     *,
     prompt: Annotated[str, typer.Argument(help='The text to continue; "-" reads standard input.')],
     address: Address = DEFAULT_ADDRESS,
+    tls_ca: TlsCa = None,
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="The prompt is token ids, separated by commas or spaces.")
     ] = False,
@@ -80,7 +83,7 @@ def generate(
     # Each option has the name of the request's field, but for a few that _request() translates.
     given = _request(dict(locals()))
     open_stdout()
-    asyncio.run(_generate(address, given, as_json=as_json, verbose=verbose))
+    asyncio.run(_generate(address, tls_ca, given, as_json=as_json, verbose=verbose))
 
 
 def _request(given: dict[str, Any]) -> dict[str, Any]:
@@ -107,8 +110,10 @@ def _refuse_unseen(given: dict[str, Any]) -> None:
             raise typer.BadParameter("add --json, which shows them", param_hint=f"'{flag}'")
 
 
-async def _generate(address: str, given: dict[str, Any], *, as_json: bool, verbose: bool) -> None:
-    async with await AsyncClient.connect(address, timeout_s=CONNECT_S) as client:
+async def _generate(
+    address: str, tls_ca: Path | None, given: dict[str, Any], *, as_json: bool, verbose: bool
+) -> None:
+    async with await AsyncClient.connect(address, timeout_s=CONNECT_S, tls_ca=tls_ca) as client:
         generation = client.generate(**given)
         if as_json:
             await print_json(generation)

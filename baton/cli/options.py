@@ -28,6 +28,25 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Timings on stand
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", envvar="BATON_CONFIG", help="TOML file.", dir_okay=False)
 ]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", envvar="BATON_TLS_CA", help="PEM file: who signed the router's certificate."),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option("--tls-cert", envvar="BATON_TLS_CERT", help="PEM file: a certificate of the cluster."),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option("--tls-key", envvar="BATON_TLS_KEY", help="PEM file: its private key.")
+]
+TlsServerName = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-server-name",
+        envvar="BATON_TLS_SERVER_NAME",
+        help="Name that the router's certificate carries.",
+    ),
+]
 
 # A person waits for this; the SDK's own default suits a program that starts beside its router.
 CONNECT_S = 5.0

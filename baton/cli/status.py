@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -12,8 +13,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.options import DEFAULT_ADMIN, AdminAddress, AsJson
+from baton.cli.options import DEFAULT_ADMIN, AdminAddress, AsJson, TlsCa, TlsCert, TlsKey, TlsServerName
 from baton.cluster.status import fetch_status
+from baton.tls import TlsFiles
 from baton.v1 import admin_service_pb2, common_pb2
 
 # Usually within 80 columns; --json has every field.
@@ -21,18 +23,37 @@ _LEFT = ("worker", "role", "state", "address", "dtype")
 _RIGHT = ("free", "blocks", "size", "run", "wait", "credit")
 
 
-def status(address: AdminAddress = DEFAULT_ADMIN, as_json: AsJson = False) -> None:
-    """Show workers, length buckets and queues. Exit code 3: nothing answers at the address."""
-    found = asyncio.run(fetch_status(address))
+def status(
+    *,
+    address: AdminAddress = DEFAULT_ADMIN,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_server_name: TlsServerName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show workers, length buckets and queues. Exit code 3: nothing answers at the address.
+
+    With TLS the admin port lets only holders of a certificate of the cluster in.
+    """
+    tls = TlsFiles(
+        cert=str(tls_cert or ""),
+        key=str(tls_key or ""),
+        ca=str(tls_ca or ""),
+        server_name=tls_server_name or "",
+    )
+    found = asyncio.run(fetch_status(address, opener=tls.opener()))
     if as_json:
         typer.echo(json.dumps(as_dict(found)))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"model {found.model}, {found.router}, requests in flight: {found.num_requests}")
     _print_whole(console, workers_table(found))
     for worker in found.workers:
         if worker.reason:
             console.print(f"note: {worker.name} {worker.state}: {worker.reason}", soft_wrap=True)
+    for line in pair_lines(found):
+        console.print(line, soft_wrap=True)
     _print_whole(console, _buckets_table(found))
     if found.dashboard_url:
         console.print(f"\nRay dashboard: {found.dashboard_url}")
@@ -40,7 +61,10 @@ def status(address: AdminAddress = DEFAULT_ADMIN, as_json: AsJson = False) -> No
 
 def as_dict(found: admin_service_pb2.GetClusterStatusResponse) -> dict[str, Any]:
     """The status as plain JSON values, with the field names of the proto; every field is present."""
-    workers = [{**_fields(worker), "role": role_name(worker.role)} for worker in found.workers]
+    workers = [
+        {**_fields(worker), "role": role_name(worker.role), "pairs": [_fields(pair) for pair in worker.pairs]}
+        for worker in found.workers
+    ]
     buckets = [_fields(bucket) for bucket in found.buckets]
     return {**_fields(found), "workers": workers, "buckets": buckets}
 
@@ -75,6 +99,14 @@ def workers_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:
             str(worker.credit_tokens) if is_prefill else "-",
         )
     return table
+
+
+def pair_lines(found: admin_service_pb2.GetClusterStatusResponse) -> Iterator[str]:
+    """How KV goes from each prefill worker to each decode worker, and why not otherwise."""
+    for worker in found.workers:
+        for pair in worker.pairs:
+            reason = f" ({pair.reason})" if pair.reason else ""
+            yield f"{worker.name} -> {pair.worker}: {pair.transport or 'no KV'}{reason}"
 
 
 def _print_whole(console: Console, table: Table) -> None:

@@ -41,6 +41,9 @@ KvCacheBytes = Annotated[
         help="KV cache of each worker, in bytes.", show_default="10 % of the free memory // all workers"
     ),
 ]
+KvTransport = Annotated[
+    str | None, typer.Option(help="How KV travels: auto, shm, nixl or grpc.", show_default="auto")
+]
 Port = Annotated[int | None, typer.Option(help="Public gRPC port.", show_default="50051")]
 AdminPort = Annotated[int | None, typer.Option(help="Admin gRPC port.", show_default="50052")]
 DashboardPort = Annotated[int | None, typer.Option(help="Port of the Ray dashboard.", show_default="8265")]
@@ -59,6 +62,14 @@ TraceFile = Annotated[Path | None, typer.Option(help="Append the spans of all pr
 LogDir = Annotated[
     Path | None, typer.Option(help="Folder of the logs.", show_default="one per run, in the cache")
 ]
+TlsCert = Annotated[
+    Path | None, typer.Option(help="PEM file: certificate of all roles, for TLS.", show_default="plain text")
+]
+TlsKey = Annotated[Path | None, typer.Option(help="PEM file: private key of that certificate.")]
+TlsCa = Annotated[Path | None, typer.Option(help="PEM file: who signed it.")]
+TlsServerName = Annotated[
+    str | None, typer.Option(help="Name in that certificate.", show_default="127.0.0.1")
+]
 StartTimeout = Annotated[float | None, typer.Option(help="Longest wait for all workers.", show_default="120")]
 
 
@@ -70,6 +81,7 @@ def up(
     threads: Threads = None,
     dtype: Dtype = None,
     kv_cache_bytes: KvCacheBytes = None,
+    kv_transport: KvTransport = None,
     port: Port = None,
     admin_port: AdminPort = None,
     dashboard_port: DashboardPort = None,
@@ -78,6 +90,10 @@ def up(
     ray_address: RayAddress = None,
     trace_file: TraceFile = None,
     log_dir: LogDir = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    tls_server_name: TlsServerName = None,
     start_timeout_s: StartTimeout = None,
     config: ConfigFile = None,
 ) -> None:
@@ -129,7 +145,8 @@ def print_endpoints(cluster: LocalCluster, console: ClusterConsole) -> None:
     for name, value in facts.items():
         console.say(f"{name:>14}  {value}")
     address = "" if cluster.address == DEFAULT_ADDRESS else f" --address {cluster.address}"
-    console.say(f'{"try":>14}  baton chat{address} "What is the capital of France?"')
+    tls = f" --tls-ca {config.tls_ca}" if config.tls_ca else ""
+    console.say(f'{"try":>14}  baton chat{address}{tls} "What is the capital of France?"')
 
 
 def _flags(given: dict[str, object]) -> list[str]:

@@ -9,8 +9,10 @@ import os
 from dataclasses import dataclass, field
 
 from baton.errors import ConfigError
+from baton.tls import TlsFiles
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+KV_TRANSPORTS = ("auto", "shm", "nixl", "grpc")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -38,6 +40,9 @@ class ClusterConfig:
             "help": "share of the free memory for all KV caches together, unless their bytes are given"
         },
     )
+    kv_transport: str | None = field(
+        default=None, metadata={"help": "auto, shm, nixl or grpc: how KV travels between workers"}
+    )
     port: int = field(default=50051, metadata={"help": "the router's public port; 0 picks a free one"})
     admin_port: int = field(default=50052, metadata={"help": "the router's admin port; 0 picks a free one"})
     dashboard_port: int = field(
@@ -47,6 +52,12 @@ class ClusterConfig:
         default="", repr=False, metadata={"help": "your own Redis; empty starts an embedded one"}
     )
     namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
+    tls_cert: str = field(default="", metadata={"help": "PEM file: certificate of all roles, for TLS"})
+    tls_key: str = field(default="", metadata={"help": "PEM file: private key of tls_cert"})
+    tls_ca: str = field(default="", metadata={"help": "PEM file: authorities that sign peers' certificates"})
+    tls_server_name: str = field(
+        default="", metadata={"help": "name in that certificate; empty if it names 127.0.0.1"}
+    )
     ray: bool = field(
         default=True, metadata={"help": "decode workers are Ray actors; otherwise plain processes"}
     )
@@ -60,6 +71,7 @@ class ClusterConfig:
     drain_s: float = field(default=5.0, metadata={"help": "grace for running requests at the end"})
 
     def __post_init__(self) -> None:
+        TlsFiles.of(self)
         for name in ("prefill", "decode"):
             _require_at_least(name, getattr(self, name), 1)
         for name in ("threads", "kv_cache_bytes"):
@@ -81,12 +93,22 @@ class ClusterConfig:
             raise ConfigError(
                 f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}", field="dtype"
             )
+        if self.kv_transport is not None and self.kv_transport not in KV_TRANSPORTS:
+            raise ConfigError(
+                f"kv_transport is {self.kv_transport!r}; it must be one of {', '.join(KV_TRANSPORTS)}",
+                field="kv_transport",
+            )
         if self.ray_address and not self.ray:
             raise ConfigError("ray_address is set but ray is off; drop one of them", field="ray_address")
         if self.start_timeout_s <= 0:
             raise ConfigError(
                 f"start_timeout_s is {self.start_timeout_s}; it must be positive", field="start_timeout_s"
             )
+
+    @property
+    def tls(self) -> TlsFiles:
+        """The files of TLS, for every role and for whoever asks them."""
+        return TlsFiles.of(self)
 
     @property
     def num_threads(self) -> int:

@@ -36,6 +36,7 @@ from baton.errors import BatonError, ConfigError, Unavailable
 from baton.models import ModelDir
 from baton.redis_server import EmbeddedRedis
 from baton.registry import RedisRegistry
+from baton.rpc import OpenChannel
 from baton.v1 import admin_service_pb2
 
 Report = Callable[[str], None]
@@ -54,10 +55,16 @@ class LocalCluster:
     """
 
     def __init__(
-        self, config: ClusterConfig, places: Places, supervisor: Supervisor, resources: AsyncExitStack
+        self,
+        config: ClusterConfig,
+        places: Places,
+        opener: OpenChannel,
+        supervisor: Supervisor,
+        resources: AsyncExitStack,
     ) -> None:
         self.config = config
         self.places = places
+        self._opener = opener
         self._supervisor = supervisor
         self._resources = resources
         self._running = asyncio.create_task(supervisor.run(), name="supervisor")
@@ -74,12 +81,14 @@ class LocalCluster:
         Call it from the main thread, see baton/tether.py.
 
         Raises:
-            ConfigError: a port is taken, or log_dir cannot be made; nothing was started.
+            ConfigError: a port is taken, log_dir cannot be made, or a file of TLS is not what it should be;
+                nothing was started.
             ModelError: the model is missing or damaged; nothing was started.
             Unavailable: redis_url does not answer; a role failed, with the end of its log; start_timeout_s
                 passed.
         """
         config = _resolved(config)
+        opener = config.tls.opener()
         ports = _claim_ports(config)
         if config.redis_url:
             # Now, and not when start_timeout_s has passed without a worker in sight.
@@ -91,7 +100,7 @@ class LocalCluster:
             places = _make_places(config, ports, redis_url, config_file)
             guard.own(places.ray_dir)
             supervisor = _supervisor(config, places, guard, report)
-            cluster = cls(config, places, supervisor, resources.pop_all())
+            cluster = cls(config, places, opener, supervisor, resources.pop_all())
         try:
             await cluster._until_ready(report)
         except BaseException:
@@ -131,7 +140,7 @@ class LocalCluster:
 
     async def status(self) -> ClusterStatus:
         """The cluster as its router sees it."""
-        return await fetch_status(self.admin_address)
+        return await fetch_status(self.admin_address, opener=self._opener)
 
     async def wait_ready(self, timeout_s: float) -> ClusterStatus:
         """Waits until every worker is ready, as after a restart; raises Unavailable after timeout_s."""
@@ -192,8 +201,11 @@ class LocalCluster:
     async def _look(self) -> tuple[ClusterStatus | None, frozenset[str]]:
         """The status, or None when the router does not answer, and the workers that are not ready."""
         try:
-            status = await fetch_status(self.admin_address, timeout_s=2.0)
-        except BatonError:
+            status = await fetch_status(self.admin_address, timeout_s=2.0, opener=self._opener)
+        except BatonError as error:
+            if error.field in ("tls_ca", "tls_server_name"):
+                # The certificate of this very cluster does not fit its other settings; waiting does not help.
+                raise
             return None, self.config.worker_names | {ROUTER}
         refused = [worker for worker in status.workers if worker.state == "refused"]
         if refused:
@@ -217,8 +229,15 @@ def _resolved(config: ClusterConfig) -> ClusterConfig:
     return replace(
         config,
         model=str(model.path) if is_folder else config.model,
-        trace_file=str(Path(config.trace_file).absolute()) if config.trace_file else "",
+        trace_file=_absolute(config.trace_file),
+        tls_cert=_absolute(config.tls_cert),
+        tls_key=_absolute(config.tls_key),
+        tls_ca=_absolute(config.tls_ca),
     )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute()) if path else ""
 
 
 def _claim_ports(config: ClusterConfig) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from baton.cluster.config import ClusterConfig
 from baton.cluster.role_process import RoleSpec
+from baton.tls import TLS_SETTINGS
 
 ROUTER = "router-0"
 POOL = "decode-pool"
@@ -91,6 +92,8 @@ def decode_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
 
 def _worker_spec(config: ClusterConfig, places: Places, *, role: str, name: str) -> RoleSpec:
     flags = {**_engine_flags(config), "name": name, "port": 0}
+    if role == "prefill" and config.kv_transport is not None:
+        flags["kv_transport"] = config.kv_transport
     return RoleSpec(
         name=name,
         role=role,
@@ -100,7 +103,10 @@ def _worker_spec(config: ClusterConfig, places: Places, *, role: str, name: str)
 
 
 def _shared_flags(config: ClusterConfig) -> dict[str, object]:
+    # What is not set is not passed on: a role that sets it for itself must not fall back to plain text.
+    tls = {name: getattr(config, name) for name in TLS_SETTINGS if getattr(config, name)}
     return {
+        **tls,
         "model": config.model,
         "namespace": config.namespace,
         "trace_file": config.trace_file,

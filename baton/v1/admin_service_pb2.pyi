@@ -64,9 +64,30 @@ class GetLedgerResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class TotalsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
+    TOTALS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the process."""
     role: _common_pb2.Role.ValueType
@@ -75,16 +96,21 @@ class GetLedgerResponse(_message.Message):
     def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Count by kind, for example "blocks_used", "leases", "attempts", "transfers"."""
 
+    @_builtins.property
+    def totals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Counts since the start, which only grow, by kind, for example "refused_writes"."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         role: _common_pb2.Role.ValueType = ...,
         counts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        totals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "name", b"name", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "name", b"name", "role", b"role", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -127,7 +153,7 @@ class WorkerStatus(_message.Message):
     NUM_ATTEMPTS_FIELD_NUMBER: _builtins.int
     KV_DTYPE_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
-    TRANSPORT_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the worker."""
     role: _common_pb2.Role.ValueType
@@ -156,8 +182,10 @@ class WorkerStatus(_message.Message):
     """Element type of its KV cache."""
     pid: _builtins.int
     """Process id on its host."""
-    transport: _builtins.str
-    """How KV reaches this worker, for example "grpc"; decode workers only."""
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PairState]:
+        """Decode workers that KV can go to, or could; prefill workers only."""
+
     def __init__(
         self,
         *,
@@ -175,15 +203,45 @@ class WorkerStatus(_message.Message):
         num_attempts: _builtins.int = ...,
         kv_dtype: _builtins.str = ...,
         pid: _builtins.int = ...,
-        transport: _builtins.str = ...,
+        pairs: _abc.Iterable[Global___PairState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "credit_tokens", b"credit_tokens", "kv_dtype", b"kv_dtype", "name", b"name", "num_attempts", b"num_attempts", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "pid", b"pid", "reason", b"reason", "role", b"role", "state", b"state", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "credit_tokens", b"credit_tokens", "kv_dtype", b"kv_dtype", "name", b"name", "num_attempts", b"num_attempts", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "pairs", b"pairs", "pid", b"pid", "reason", b"reason", "role", b"role", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
+
+@_typing.final
+class PairState(_message.Message):
+    """A prefill worker and a decode worker, as the prefill worker sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """Name of the decode worker."""
+    transport: _builtins.str
+    """"shm", "nixl" or "grpc"; empty while KV cannot go there."""
+    reason: _builtins.str
+    """Why KV cannot go there, or why the transport is not a faster one; empty otherwise."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        transport: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "transport", b"transport", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PairState: _TypeAlias = PairState  # noqa: Y015
 
 @_typing.final
 class BucketStatus(_message.Message):

@@ -595,6 +595,52 @@ class AloneStep(_message.Message):
 Global___AloneStep: _TypeAlias = AloneStep  # noqa: Y015
 
 @_typing.final
+class TransferTimes(_message.Message):
+    """Where the time of one KV transfer went, in milliseconds. The parts overlap: their sum may exceed the whole."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_MS_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    PREPARE_MS_FIELD_NUMBER: _builtins.int
+    WIRE_MS_FIELD_NUMBER: _builtins.int
+    VERIFY_MS_FIELD_NUMBER: _builtins.int
+    CONVERT_MS_FIELD_NUMBER: _builtins.int
+    COMMIT_MS_FIELD_NUMBER: _builtins.int
+    open_ms: _builtins.float
+    """Until the receiver had admitted the write."""
+    wait_ms: _builtins.float
+    """Waiting for room at the receiver."""
+    prepare_ms: _builtins.float
+    """Reading the cache and computing digests, at the sender."""
+    wire_ms: _builtins.float
+    """Handing frames to the transport."""
+    verify_ms: _builtins.float
+    """Verifying frames, at the receiver."""
+    convert_ms: _builtins.float
+    """Converting and storing them, at the receiver."""
+    commit_ms: _builtins.float
+    """From the commit to its answer."""
+    def __init__(
+        self,
+        *,
+        open_ms: _builtins.float = ...,
+        wait_ms: _builtins.float = ...,
+        prepare_ms: _builtins.float = ...,
+        wire_ms: _builtins.float = ...,
+        verify_ms: _builtins.float = ...,
+        convert_ms: _builtins.float = ...,
+        commit_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ms", b"commit_ms", "convert_ms", b"convert_ms", "open_ms", b"open_ms", "prepare_ms", b"prepare_ms", "verify_ms", b"verify_ms", "wait_ms", b"wait_ms", "wire_ms", b"wire_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferTimes: _TypeAlias = TransferTimes  # noqa: Y015
+
+@_typing.final
 class Failure(_message.Message):
     """A typed error on its way between processes."""
 

@@ -646,6 +646,8 @@ class Timings(_message.Message):
     NUM_ATTEMPTS_FIELD_NUMBER: _builtins.int
     TRANSFER_TAIL_MS_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    TRANSFER_TIMES_FIELD_NUMBER: _builtins.int
+    TRANSFER_HIDDEN_SHARE_FIELD_NUMBER: _builtins.int
     bucket: _builtins.str
     """Label of the length bucket, for example "128-255"."""
     prefill_worker: _builtins.str
@@ -678,6 +680,12 @@ class Timings(_message.Message):
     """
     num_preemptions: _builtins.int
     """How often a decode worker gave its blocks to older requests, so that it was resumed."""
+    transfer_hidden_share: _builtins.float
+    """Share of the KV bytes that the decode worker had when the last layer was computed, 0 to 1."""
+    @_builtins.property
+    def transfer_times(self) -> _common_pb2.TransferTimes:
+        """Where the time of the transfer went."""
+
     def __init__(
         self,
         *,
@@ -695,10 +703,12 @@ class Timings(_message.Message):
         num_attempts: _builtins.int = ...,
         transfer_tail_ms: _builtins.float = ...,
         num_preemptions: _builtins.int = ...,
+        transfer_times: _common_pb2.TransferTimes | None = ...,
+        transfer_hidden_share: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer_times", b"transfer_times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "decode_worker", b"decode_worker", "itl_ms", b"itl_ms", "num_attempts", b"num_attempts", "num_preemptions", b"num_preemptions", "prefill_ms", b"prefill_ms", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "reserve_ms", b"reserve_ms", "total_ms", b"total_ms", "transfer_bytes", b"transfer_bytes", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "decode_worker", b"decode_worker", "itl_ms", b"itl_ms", "num_attempts", b"num_attempts", "num_preemptions", b"num_preemptions", "prefill_ms", b"prefill_ms", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "reserve_ms", b"reserve_ms", "total_ms", b"total_ms", "transfer_bytes", b"transfer_bytes", "transfer_hidden_share", b"transfer_hidden_share", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms", "transfer_times", b"transfer_times", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

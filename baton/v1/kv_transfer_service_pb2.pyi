@@ -62,6 +62,153 @@ class KvFormat(_message.Message):
 Global___KvFormat: _TypeAlias = KvFormat  # noqa: Y015
 
 @_typing.final
+class PairRequest(_message.Message):
+    """What the sender is, and what it would like to write into."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    OLDEST_VERSION_FIELD_NUMBER: _builtins.int
+    NEWEST_VERSION_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    WANTS_FIELD_NUMBER: _builtins.int
+    HAS_DIGESTS_FIELD_NUMBER: _builtins.int
+    oldest_version: _builtins.int
+    """Oldest and newest version of this service that the sender speaks."""
+    newest_version: _builtins.int
+    wants: _builtins.str
+    """"shm", "nixl", or empty: frames will come over this connection."""
+    has_digests: _builtins.bool
+    """Whether its frames carry digests."""
+    @_builtins.property
+    def hello(self) -> _common_pb2.Hello:
+        """The sender; fingerprints must agree."""
+
+    @_builtins.property
+    def format(self) -> Global___KvFormat:
+        """How its cache stores KV."""
+
+    def __init__(
+        self,
+        *,
+        hello: _common_pb2.Hello | None = ...,
+        oldest_version: _builtins.int = ...,
+        newest_version: _builtins.int = ...,
+        format: Global___KvFormat | None = ...,
+        wants: _builtins.str = ...,
+        has_digests: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "hello", b"hello"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "has_digests", b"has_digests", "hello", b"hello", "newest_version", b"newest_version", "oldest_version", b"oldest_version", "wants", b"wants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PairRequest: _TypeAlias = PairRequest  # noqa: Y015
+
+@_typing.final
+class ShmOffer(_message.Message):
+    """A segment of shared memory with the receiver's slots."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Path of the segment on the receiver's host."""
+    nonce: _builtins.bytes
+    """What lies at its start, 16 random bytes: who reads it there is on the same host."""
+    offset_bytes: _builtins.int
+    """Bytes before the first slot."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        nonce: _builtins.bytes = ...,
+        offset_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "offset_bytes", b"offset_bytes", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShmOffer: _TypeAlias = ShmOffer  # noqa: Y015
+
+@_typing.final
+class NixlOffer(_message.Message):
+    """Memory registered for one-sided writes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_METADATA_FIELD_NUMBER: _builtins.int
+    BASE_ADDRESS_FIELD_NUMBER: _builtins.int
+    agent_metadata: _builtins.bytes
+    """Metadata of the receiver's agent."""
+    base_address: _builtins.int
+    """Address of the first slot in the receiver."""
+    def __init__(
+        self,
+        *,
+        agent_metadata: _builtins.bytes = ...,
+        base_address: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_metadata", b"agent_metadata", "base_address", b"base_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NixlOffer: _TypeAlias = NixlOffer  # noqa: Y015
+
+@_typing.final
+class PairResponse(_message.Message):
+    """What the receiver is, and what can be written into."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SLOT_BYTES_FIELD_NUMBER: _builtins.int
+    SHM_FIELD_NUMBER: _builtins.int
+    NIXL_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """Version to speak."""
+    slot_bytes: _builtins.int
+    """Size of one slot, in bytes; a frame's payload has to fit."""
+    note: _builtins.str
+    """Why the receiver does not have it; empty otherwise."""
+    @_builtins.property
+    def hello(self) -> _common_pb2.Hello:
+        """The receiver."""
+
+    @_builtins.property
+    def shm(self) -> Global___ShmOffer: ...
+    @_builtins.property
+    def nixl(self) -> Global___NixlOffer: ...
+    def __init__(
+        self,
+        *,
+        hello: _common_pb2.Hello | None = ...,
+        version: _builtins.int = ...,
+        slot_bytes: _builtins.int = ...,
+        shm: Global___ShmOffer | None = ...,
+        nixl: Global___NixlOffer | None = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "nixl", b"nixl", "offer", b"offer", "shm", b"shm"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "nixl", b"nixl", "note", b"note", "offer", b"offer", "shm", b"shm", "slot_bytes", b"slot_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_offer: _TypeAlias = _typing.Literal["shm", "nixl"]  # noqa: Y015
+    _WhichOneofArgType_offer: _TypeAlias = _typing.Literal["offer", b"offer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_offer) -> _WhichOneofReturnType_offer | None: ...
+
+Global___PairResponse: _TypeAlias = PairResponse  # noqa: Y015
+
+@_typing.final
 class OpenWrite(_message.Message):
     """Presents the ticket."""
 
@@ -72,6 +219,9 @@ class OpenWrite(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    WANTED_SLOTS_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
+    SENDER_INCARNATION_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     """Random 128 bits: the ticket."""
     attempt_id: _builtins.bytes
@@ -80,6 +230,11 @@ class OpenWrite(_message.Message):
     """Incarnation of the receiver that granted the lease."""
     traceparent: _builtins.str
     """W3C traceparent header; empty when not traced."""
+    wanted_slots: _builtins.int
+    """Slots the sender would like to have; 0 if its frames come over this stream."""
+    sender: _builtins.str
+    """Name of the sender, and its incarnation."""
+    sender_incarnation: _builtins.int
     @_builtins.property
     def format(self) -> Global___KvFormat:
         """How the frames are laid out."""
@@ -92,14 +247,47 @@ class OpenWrite(_message.Message):
         incarnation: _builtins.int = ...,
         format: Global___KvFormat | None = ...,
         traceparent: _builtins.str = ...,
+        wanted_slots: _builtins.int = ...,
+        sender: _builtins.str = ...,
+        sender_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["format", b"format"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "format", b"format", "incarnation", b"incarnation", "lease_id", b"lease_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "format", b"format", "incarnation", b"incarnation", "lease_id", b"lease_id", "sender", b"sender", "sender_incarnation", b"sender_incarnation", "traceparent", b"traceparent", "wanted_slots", b"wanted_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenWrite: _TypeAlias = OpenWrite  # noqa: Y015
+
+@_typing.final
+class PlacedFrames(_message.Message):
+    """Frames whose payload lies in slots."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOTS_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Slots of this write, one per frame."""
+
+    @_builtins.property
+    def headers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The frames' headers."""
+
+    def __init__(
+        self,
+        *,
+        slots: _abc.Iterable[_builtins.int] | None = ...,
+        headers: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacedFrames: _TypeAlias = PlacedFrames  # noqa: Y015
 
 @_typing.final
 class CommitWrite(_message.Message):
@@ -138,8 +326,12 @@ class WriteRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
+    PLACED_FIELD_NUMBER: _builtins.int
+    QUIET_FIELD_NUMBER: _builtins.int
     frame: _builtins.bytes
     """A frame: fixed binary header, then raw KV bytes (kvtransfer/wire.py)."""
+    quiet: _builtins.bool
+    """The sender writes into no slot any more, now and for ever."""
     @_builtins.property
     def open(self) -> Global___OpenWrite:
         """First message."""
@@ -148,18 +340,24 @@ class WriteRequest(_message.Message):
     def commit(self) -> Global___CommitWrite:
         """Last message, unless frames must be resent."""
 
+    @_builtins.property
+    def placed(self) -> Global___PlacedFrames:
+        """Frames that lie in slots."""
+
     def __init__(
         self,
         *,
         open: Global___OpenWrite | None = ...,
         frame: _builtins.bytes = ...,
         commit: Global___CommitWrite | None = ...,
+        placed: Global___PlacedFrames | None = ...,
+        quiet: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "frame", b"frame", "message", b"message", "open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "frame", b"frame", "message", b"message", "open", b"open", "placed", b"placed", "quiet", b"quiet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "frame", b"frame", "message", b"message", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "frame", b"frame", "message", b"message", "open", b"open", "placed", b"placed", "quiet", b"quiet"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "frame", "commit"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "frame", "commit", "placed", "quiet"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -190,6 +388,56 @@ class ResendFrames(_message.Message):
 Global___ResendFrames: _TypeAlias = ResendFrames  # noqa: Y015
 
 @_typing.final
+class SlotGrant(_message.Message):
+    """Slots the sender may write into, now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Slot numbers. An empty first grant means: send the frames over this stream."""
+
+    def __init__(
+        self,
+        *,
+        slots: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlotGrant: _TypeAlias = SlotGrant  # noqa: Y015
+
+@_typing.final
+class WriteCommitted(_message.Message):
+    """The KV is complete and verified; the request decodes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERIFY_MS_FIELD_NUMBER: _builtins.int
+    CONVERT_MS_FIELD_NUMBER: _builtins.int
+    verify_ms: _builtins.float
+    """Time spent on verifying frames, in milliseconds."""
+    convert_ms: _builtins.float
+    """Time spent on converting and storing them, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        verify_ms: _builtins.float = ...,
+        convert_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["convert_ms", b"convert_ms", "verify_ms", b"verify_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteCommitted: _TypeAlias = WriteCommitted  # noqa: Y015
+
+@_typing.final
 class WriteResponse(_message.Message):
     """From the receiver."""
 
@@ -198,26 +446,34 @@ class WriteResponse(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     RESEND_FIELD_NUMBER: _builtins.int
-    committed: _builtins.bool
-    """The KV is complete and verified; the request decodes."""
+    GRANTED_FIELD_NUMBER: _builtins.int
     gone: _common_pb2.GoneReason.ValueType
     """The lease is gone."""
+    @_builtins.property
+    def committed(self) -> Global___WriteCommitted:
+        """The KV is complete and verified; the request decodes."""
+
     @_builtins.property
     def resend(self) -> Global___ResendFrames:
         """Send these again, then commit again."""
 
+    @_builtins.property
+    def granted(self) -> Global___SlotGrant:
+        """After the open, if slots are wanted; then whenever slots have been read."""
+
     def __init__(
         self,
         *,
-        committed: _builtins.bool = ...,
+        committed: Global___WriteCommitted | None = ...,
         gone: _common_pb2.GoneReason.ValueType = ...,
         resend: Global___ResendFrames | None = ...,
+        granted: Global___SlotGrant | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "gone", b"gone", "message", b"message", "resend", b"resend"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "gone", b"gone", "granted", b"granted", "message", b"message", "resend", b"resend"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "gone", b"gone", "message", b"message", "resend", b"resend"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "gone", b"gone", "granted", b"granted", "message", b"message", "resend", b"resend"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["committed", "gone", "resend"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["committed", "gone", "resend", "granted"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

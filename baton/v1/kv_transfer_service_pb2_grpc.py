@@ -35,6 +35,11 @@ class KvTransferServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Pair = channel.unary_unary(
+                '/baton.v1.KvTransferService/Pair',
+                request_serializer=baton_dot_v1_dot_kv__transfer__service__pb2.PairRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_kv__transfer__service__pb2.PairResponse.FromString,
+                _registered_method=True)
         self.Write = channel.stream_stream(
                 '/baton.v1.KvTransferService/Write',
                 request_serializer=baton_dot_v1_dot_kv__transfer__service__pb2.WriteRequest.SerializeToString,
@@ -45,6 +50,14 @@ class KvTransferServiceStub:
 class KvTransferServiceServicer:
     """Receives KV into reserved blocks.
     """
+
+    def Pair(self, request, context):
+        """Introduces two workers to each other, once when they meet: compares what
+        must agree and offers memory that the sender can write into.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Write(self, request_iterator, context):
         """Writes the KV of one lease: open, frames, commit. The receiver answers
@@ -57,6 +70,11 @@ class KvTransferServiceServicer:
 
 def add_KvTransferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Pair': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pair,
+                    request_deserializer=baton_dot_v1_dot_kv__transfer__service__pb2.PairRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_kv__transfer__service__pb2.PairResponse.SerializeToString,
+            ),
             'Write': grpc.stream_stream_rpc_method_handler(
                     servicer.Write,
                     request_deserializer=baton_dot_v1_dot_kv__transfer__service__pb2.WriteRequest.FromString,
@@ -73,6 +91,33 @@ def add_KvTransferServiceServicer_to_server(servicer, server):
 class KvTransferService:
     """Receives KV into reserved blocks.
     """
+
+    @staticmethod
+    def Pair(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KvTransferService/Pair',
+            baton_dot_v1_dot_kv__transfer__service__pb2.PairRequest.SerializeToString,
+            baton_dot_v1_dot_kv__transfer__service__pb2.PairResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Write(request_iterator,

@@ -33,6 +33,10 @@ class KvTransferServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KvTransferServiceAsyncStub: ...
+    Pair: _grpc.UnaryUnaryMultiCallable[_kv_transfer_service_pb2.PairRequest, _kv_transfer_service_pb2.PairResponse]
+    """Introduces two workers to each other, once when they meet: compares what
+    must agree and offers memory that the sender can write into.
+    """
     Write: _grpc.StreamStreamMultiCallable[_kv_transfer_service_pb2.WriteRequest, _kv_transfer_service_pb2.WriteResponse]
     """Writes the KV of one lease: open, frames, commit. The receiver answers
     resend requests after a commit, and at last exactly one committed or gone.
@@ -43,6 +47,10 @@ class KvTransferServiceAsyncStub(KvTransferServiceStub):
     """Receives KV into reserved blocks."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Pair: _aio.UnaryUnaryMultiCallable[_kv_transfer_service_pb2.PairRequest, _kv_transfer_service_pb2.PairResponse]  # type: ignore[assignment]
+    """Introduces two workers to each other, once when they meet: compares what
+    must agree and offers memory that the sender can write into.
+    """
     Write: _aio.StreamStreamMultiCallable[_kv_transfer_service_pb2.WriteRequest, _kv_transfer_service_pb2.WriteResponse]  # type: ignore[assignment]
     """Writes the KV of one lease: open, frames, commit. The receiver answers
     resend requests after a commit, and at last exactly one committed or gone.
@@ -50,6 +58,16 @@ class KvTransferServiceAsyncStub(KvTransferServiceStub):
 
 class KvTransferServiceServicer(metaclass=_abc_1.ABCMeta):
     """Receives KV into reserved blocks."""
+
+    @_abc_1.abstractmethod
+    def Pair(
+        self,
+        request: _kv_transfer_service_pb2.PairRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_transfer_service_pb2.PairResponse, _abc.Awaitable[_kv_transfer_service_pb2.PairResponse]]:
+        """Introduces two workers to each other, once when they meet: compares what
+        must agree and offers memory that the sender can write into.
+        """
 
     @_abc_1.abstractmethod
     def Write(

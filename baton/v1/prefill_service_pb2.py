@@ -25,37 +25,43 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62\x61ton/v1/prefill_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"q\n\x0eTransferTarget\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x17\n\x0fnum_held_tokens\x18\x05 \x01(\r\"\x89\x01\n\x0ePrefillCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12$\n\x08sequence\x18\x02 \x01(\x0b\x32\x12.baton.v1.Sequence\x12(\n\x06target\x18\x03 \x01(\x0b\x32\x18.baton.v1.TransferTarget\x12\x13\n\x0b\x63ost_tokens\x18\x04 \x01(\x04\"#\n\rCancelCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"\x1e\n\x0c\x43reditReturn\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\"\x18\n\x16PrefillRouterHeartbeat\"\x8b\x02\n\x1cPrefillServiceSessionRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12+\n\x07prefill\x18\x02 \x01(\x0b\x32\x18.baton.v1.PrefillCommandH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.baton.v1.CancelCommandH\x00\x12/\n\rcredit_return\x18\x04 \x01(\x0b\x32\x16.baton.v1.CreditReturnH\x00\x12\x35\n\theartbeat\x18\x05 \x01(\x0b\x32 .baton.v1.PrefillRouterHeartbeatH\x00\x42\t\n\x07message\"3\n\x0b\x43reditGrant\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\x12\x14\n\x0cshare_tokens\x18\x02 \x01(\x04\"5\n\rCreditReclaim\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\x12\x14\n\x0cshare_tokens\x18\x02 \x01(\x04\"\x87\x02\n\x0cPrefillEnded\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\x13\n\tcommitted\x18\x02 \x01(\x08H\x00\x12\x12\n\x08\x66inished\x18\x03 \x01(\x08H\x00\x12\x13\n\tcancelled\x18\x04 \x01(\x08H\x00\x12$\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x07 \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x08 \x01(\x04\x12\x18\n\x10transfer_tail_ms\x18\t \x01(\x01\x12\x19\n\x11num_cached_tokens\x18\n \x01(\rB\t\n\x07outcome\"n\n\x16PrefillWorkerHeartbeat\x12\x17\n\x0fnum_free_blocks\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x11\n\tis_wedged\x18\x04 \x01(\x08\"X\n\x0fPrefillCapacity\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x10\n\x08kv_dtype\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\"\xc4\x03\n\x1dPrefillServiceSessionResponse\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12-\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32\x19.baton.v1.PrefillCapacityH\x00\x12-\n\x0c\x63redit_grant\x18\x03 \x01(\x0b\x32\x15.baton.v1.CreditGrantH\x00\x12\x31\n\x0e\x63redit_reclaim\x18\x04 \x01(\x0b\x32\x17.baton.v1.CreditReclaimH\x00\x12%\n\x05token\x18\x05 \x01(\x0b\x32\x14.baton.v1.TokenEventH\x00\x12\'\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x16.baton.v1.PrefillEndedH\x00\x12\x35\n\theartbeat\x18\x07 \x01(\x0b\x32 .baton.v1.PrefillWorkerHeartbeatH\x00\x12)\n\nalone_step\x18\x08 \x01(\x0b\x32\x13.baton.v1.AloneStepH\x00\x12\x33\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32\x18.baton.v1.PromptLogprobsH\x00\x42\t\n\x07message2p\n\x0ePrefillService\x12^\n\x07Session\x12&.baton.v1.PrefillServiceSessionRequest\x1a\'.baton.v1.PrefillServiceSessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62\x61ton/v1/prefill_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"C\n\x0bPairCommand\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\"\n\x0bPartCommand\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\"s\n\nPairStatus\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x13\n\ttransport\x18\x02 \x01(\tH\x00\x12$\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12\x0c\n\x04note\x18\x04 \x01(\tB\x07\n\x05state\"`\n\x0eTransferTarget\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x17\n\x0fnum_held_tokens\x18\x04 \x01(\r\"\x89\x01\n\x0ePrefillCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12$\n\x08sequence\x18\x02 \x01(\x0b\x32\x12.baton.v1.Sequence\x12(\n\x06target\x18\x03 \x01(\x0b\x32\x18.baton.v1.TransferTarget\x12\x13\n\x0b\x63ost_tokens\x18\x04 \x01(\x04\"#\n\rCancelCommand\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"\x1e\n\x0c\x43reditReturn\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\"\x18\n\x16PrefillRouterHeartbeat\"\xd9\x02\n\x1cPrefillServiceSessionRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12+\n\x07prefill\x18\x02 \x01(\x0b\x32\x18.baton.v1.PrefillCommandH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.baton.v1.CancelCommandH\x00\x12/\n\rcredit_return\x18\x04 \x01(\x0b\x32\x16.baton.v1.CreditReturnH\x00\x12\x35\n\theartbeat\x18\x05 \x01(\x0b\x32 .baton.v1.PrefillRouterHeartbeatH\x00\x12%\n\x04pair\x18\x06 \x01(\x0b\x32\x15.baton.v1.PairCommandH\x00\x12%\n\x04part\x18\x07 \x01(\x0b\x32\x15.baton.v1.PartCommandH\x00\x42\t\n\x07message\"3\n\x0b\x43reditGrant\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\x12\x14\n\x0cshare_tokens\x18\x02 \x01(\x04\"5\n\rCreditReclaim\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\x12\x14\n\x0cshare_tokens\x18\x02 \x01(\x04\"\xd7\x02\n\x0cPrefillEnded\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\x12\x13\n\tcommitted\x18\x02 \x01(\x08H\x00\x12\x12\n\x08\x66inished\x18\x03 \x01(\x08H\x00\x12\x13\n\tcancelled\x18\x04 \x01(\x08H\x00\x12$\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x07 \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x08 \x01(\x04\x12\x18\n\x10transfer_tail_ms\x18\t \x01(\x01\x12\x19\n\x11num_cached_tokens\x18\n \x01(\r\x12/\n\x0etransfer_times\x18\x0b \x01(\x0b\x32\x17.baton.v1.TransferTimes\x12\x1d\n\x15transfer_hidden_share\x18\x0c \x01(\x01\x42\t\n\x07outcome\"n\n\x16PrefillWorkerHeartbeat\x12\x17\n\x0fnum_free_blocks\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x11\n\tis_wedged\x18\x04 \x01(\x08\"X\n\x0fPrefillCapacity\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x10\n\x08kv_dtype\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\"\xf1\x03\n\x1dPrefillServiceSessionResponse\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12-\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32\x19.baton.v1.PrefillCapacityH\x00\x12-\n\x0c\x63redit_grant\x18\x03 \x01(\x0b\x32\x15.baton.v1.CreditGrantH\x00\x12\x31\n\x0e\x63redit_reclaim\x18\x04 \x01(\x0b\x32\x17.baton.v1.CreditReclaimH\x00\x12%\n\x05token\x18\x05 \x01(\x0b\x32\x14.baton.v1.TokenEventH\x00\x12\'\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x16.baton.v1.PrefillEndedH\x00\x12\x35\n\theartbeat\x18\x07 \x01(\x0b\x32 .baton.v1.PrefillWorkerHeartbeatH\x00\x12)\n\nalone_step\x18\x08 \x01(\x0b\x32\x13.baton.v1.AloneStepH\x00\x12\x33\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32\x18.baton.v1.PromptLogprobsH\x00\x12+\n\x0bpair_status\x18\n \x01(\x0b\x32\x14.baton.v1.PairStatusH\x00\x42\t\n\x07message2p\n\x0ePrefillService\x12^\n\x07Session\x12&.baton.v1.PrefillServiceSessionRequest\x1a\'.baton.v1.PrefillServiceSessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.prefill_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRANSFERTARGET']._serialized_start=67
-  _globals['_TRANSFERTARGET']._serialized_end=180
-  _globals['_PREFILLCOMMAND']._serialized_start=183
-  _globals['_PREFILLCOMMAND']._serialized_end=320
-  _globals['_CANCELCOMMAND']._serialized_start=322
-  _globals['_CANCELCOMMAND']._serialized_end=357
-  _globals['_CREDITRETURN']._serialized_start=359
-  _globals['_CREDITRETURN']._serialized_end=389
-  _globals['_PREFILLROUTERHEARTBEAT']._serialized_start=391
-  _globals['_PREFILLROUTERHEARTBEAT']._serialized_end=415
-  _globals['_PREFILLSERVICESESSIONREQUEST']._serialized_start=418
-  _globals['_PREFILLSERVICESESSIONREQUEST']._serialized_end=685
-  _globals['_CREDITGRANT']._serialized_start=687
-  _globals['_CREDITGRANT']._serialized_end=738
-  _globals['_CREDITRECLAIM']._serialized_start=740
-  _globals['_CREDITRECLAIM']._serialized_end=793
-  _globals['_PREFILLENDED']._serialized_start=796
-  _globals['_PREFILLENDED']._serialized_end=1059
-  _globals['_PREFILLWORKERHEARTBEAT']._serialized_start=1061
-  _globals['_PREFILLWORKERHEARTBEAT']._serialized_end=1171
-  _globals['_PREFILLCAPACITY']._serialized_start=1173
-  _globals['_PREFILLCAPACITY']._serialized_end=1261
-  _globals['_PREFILLSERVICESESSIONRESPONSE']._serialized_start=1264
-  _globals['_PREFILLSERVICESESSIONRESPONSE']._serialized_end=1716
-  _globals['_PREFILLSERVICE']._serialized_start=1718
-  _globals['_PREFILLSERVICE']._serialized_end=1830
+  _globals['_PAIRCOMMAND']._serialized_start=67
+  _globals['_PAIRCOMMAND']._serialized_end=134
+  _globals['_PARTCOMMAND']._serialized_start=136
+  _globals['_PARTCOMMAND']._serialized_end=170
+  _globals['_PAIRSTATUS']._serialized_start=172
+  _globals['_PAIRSTATUS']._serialized_end=287
+  _globals['_TRANSFERTARGET']._serialized_start=289
+  _globals['_TRANSFERTARGET']._serialized_end=385
+  _globals['_PREFILLCOMMAND']._serialized_start=388
+  _globals['_PREFILLCOMMAND']._serialized_end=525
+  _globals['_CANCELCOMMAND']._serialized_start=527
+  _globals['_CANCELCOMMAND']._serialized_end=562
+  _globals['_CREDITRETURN']._serialized_start=564
+  _globals['_CREDITRETURN']._serialized_end=594
+  _globals['_PREFILLROUTERHEARTBEAT']._serialized_start=596
+  _globals['_PREFILLROUTERHEARTBEAT']._serialized_end=620
+  _globals['_PREFILLSERVICESESSIONREQUEST']._serialized_start=623
+  _globals['_PREFILLSERVICESESSIONREQUEST']._serialized_end=968
+  _globals['_CREDITGRANT']._serialized_start=970
+  _globals['_CREDITGRANT']._serialized_end=1021
+  _globals['_CREDITRECLAIM']._serialized_start=1023
+  _globals['_CREDITRECLAIM']._serialized_end=1076
+  _globals['_PREFILLENDED']._serialized_start=1079
+  _globals['_PREFILLENDED']._serialized_end=1422
+  _globals['_PREFILLWORKERHEARTBEAT']._serialized_start=1424
+  _globals['_PREFILLWORKERHEARTBEAT']._serialized_end=1534
+  _globals['_PREFILLCAPACITY']._serialized_start=1536
+  _globals['_PREFILLCAPACITY']._serialized_end=1624
+  _globals['_PREFILLSERVICESESSIONRESPONSE']._serialized_start=1627
+  _globals['_PREFILLSERVICESESSIONRESPONSE']._serialized_end=2124
+  _globals['_PREFILLSERVICE']._serialized_start=2126
+  _globals['_PREFILLSERVICE']._serialized_end=2238
 # @@protoc_insertion_point(module_scope)

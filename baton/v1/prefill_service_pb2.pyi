@@ -18,6 +18,99 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class PairCommand(_message.Message):
+    """A decode worker that KV may go to. The prefill worker connects, compares
+    fingerprints and chooses a transport, and says what came of it; it tries
+    again until it succeeds, is refused, or is told to part.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """Name of the decode worker."""
+    incarnation: _builtins.int
+    """Its incarnation."""
+    address: _builtins.str
+    """Address of its transfer endpoint, host:port, as its own capacity states it."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PairCommand: _TypeAlias = PairCommand  # noqa: Y015
+
+@_typing.final
+class PartCommand(_message.Message):
+    """That decode worker is gone. Unknown ones are ignored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    """Its incarnation."""
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartCommand: _TypeAlias = PartCommand  # noqa: Y015
+
+@_typing.final
+class PairStatus(_message.Message):
+    """How it stands with a decode worker; sent again whenever that changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    """Incarnation of the decode worker."""
+    transport: _builtins.str
+    """Name of the transport: KV can go there."""
+    note: _builtins.str
+    """Why it is not a faster transport; empty otherwise."""
+    @_builtins.property
+    def failure(self) -> _common_pb2.Failure:
+        """Not reached yet, or refused (INCOMPATIBLE_PEER): KV cannot go there."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.int = ...,
+        transport: _builtins.str = ...,
+        failure: _common_pb2.Failure | None = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "state", b"state", "transport", b"transport"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "incarnation", b"incarnation", "note", b"note", "state", b"state", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_state: _TypeAlias = _typing.Literal["transport", "failure"]  # noqa: Y015
+    _WhichOneofArgType_state: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_state) -> _WhichOneofReturnType_state | None: ...
+
+Global___PairStatus: _TypeAlias = PairStatus  # noqa: Y015
+
+@_typing.final
 class TransferTarget(_message.Message):
     """Where the KV of a prompt goes."""
 
@@ -26,16 +119,13 @@ class TransferTarget(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
-    ADDRESS_FIELD_NUMBER: _builtins.int
     NUM_HELD_TOKENS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     """Random 128 bits: the ticket that admits the write."""
     worker: _builtins.str
-    """Name of the decode worker; its address comes from its own Hello."""
+    """Name of the decode worker."""
     incarnation: _builtins.int
-    """Incarnation of the decode worker that granted the lease."""
-    address: _builtins.str
-    """Address of its transfer endpoint, host:port."""
+    """Incarnation of the decode worker that granted the lease; it must be paired."""
     num_held_tokens: _builtins.int
     """Leading tokens the receiver already holds; they do not travel."""
     def __init__(
@@ -44,12 +134,11 @@ class TransferTarget(_message.Message):
         lease_id: _builtins.bytes = ...,
         worker: _builtins.str = ...,
         incarnation: _builtins.int = ...,
-        address: _builtins.str = ...,
         num_held_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "lease_id", b"lease_id", "num_held_tokens", b"num_held_tokens", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "lease_id", b"lease_id", "num_held_tokens", b"num_held_tokens", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -165,6 +254,8 @@ class PrefillServiceSessionRequest(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     CREDIT_RETURN_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    PAIR_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _common_pb2.Hello:
         """First message."""
@@ -185,6 +276,14 @@ class PrefillServiceSessionRequest(_message.Message):
     def heartbeat(self) -> Global___PrefillRouterHeartbeat:
         """Every 250 ms."""
 
+    @_builtins.property
+    def pair(self) -> Global___PairCommand:
+        """A decode worker has come."""
+
+    @_builtins.property
+    def part(self) -> Global___PartCommand:
+        """A decode worker has gone."""
+
     def __init__(
         self,
         *,
@@ -193,12 +292,14 @@ class PrefillServiceSessionRequest(_message.Message):
         cancel: Global___CancelCommand | None = ...,
         credit_return: Global___CreditReturn | None = ...,
         heartbeat: Global___PrefillRouterHeartbeat | None = ...,
+        pair: Global___PairCommand | None = ...,
+        part: Global___PartCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit_return", b"credit_return", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prefill", b"prefill"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit_return", b"credit_return", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "pair", b"pair", "part", b"part", "prefill", b"prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit_return", b"credit_return", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prefill", b"prefill"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit_return", b"credit_return", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "pair", b"pair", "part", b"part", "prefill", b"prefill"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "prefill", "cancel", "credit_return", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "prefill", "cancel", "credit_return", "heartbeat", "pair", "part"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -272,6 +373,8 @@ class PrefillEnded(_message.Message):
     TRANSFER_BYTES_FIELD_NUMBER: _builtins.int
     TRANSFER_TAIL_MS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    TRANSFER_TIMES_FIELD_NUMBER: _builtins.int
+    TRANSFER_HIDDEN_SHARE_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.bytes
     """Random 128 bits naming the attempt."""
     committed: _builtins.bool
@@ -292,9 +395,15 @@ class PrefillEnded(_message.Message):
     """
     num_cached_tokens: _builtins.int
     """Leading tokens whose KV was in the worker's prefix cache."""
+    transfer_hidden_share: _builtins.float
+    """Share of the KV bytes that the receiver had when the last layer was computed, 0 to 1."""
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
         """The attempt failed."""
+
+    @_builtins.property
+    def transfer_times(self) -> _common_pb2.TransferTimes:
+        """Where the time of the transfer went."""
 
     def __init__(
         self,
@@ -309,10 +418,12 @@ class PrefillEnded(_message.Message):
         transfer_bytes: _builtins.int = ...,
         transfer_tail_ms: _builtins.float = ...,
         num_cached_tokens: _builtins.int = ...,
+        transfer_times: _common_pb2.TransferTimes | None = ...,
+        transfer_hidden_share: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "outcome", b"outcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "outcome", b"outcome", "transfer_times", b"transfer_times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "num_cached_tokens", b"num_cached_tokens", "outcome", b"outcome", "prefill_ms", b"prefill_ms", "transfer_bytes", b"transfer_bytes", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "num_cached_tokens", b"num_cached_tokens", "outcome", b"outcome", "prefill_ms", b"prefill_ms", "transfer_bytes", b"transfer_bytes", "transfer_hidden_share", b"transfer_hidden_share", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms", "transfer_times", b"transfer_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["committed", "finished", "cancelled", "failure"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
@@ -403,6 +514,7 @@ class PrefillServiceSessionResponse(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     ALONE_STEP_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PAIR_STATUS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _common_pb2.Hello:
         """First message."""
@@ -439,6 +551,10 @@ class PrefillServiceSessionResponse(_message.Message):
     def prompt_logprobs(self) -> _common_pb2.PromptLogprobs:
         """Log-probabilities of prompt tokens, chunk by chunk."""
 
+    @_builtins.property
+    def pair_status(self) -> Global___PairStatus:
+        """How it stands with a decode worker."""
+
     def __init__(
         self,
         *,
@@ -451,12 +567,13 @@ class PrefillServiceSessionResponse(_message.Message):
         heartbeat: Global___PrefillWorkerHeartbeat | None = ...,
         alone_step: _common_pb2.AloneStep | None = ...,
         prompt_logprobs: _common_pb2.PromptLogprobs | None = ...,
+        pair_status: Global___PairStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prompt_logprobs", b"prompt_logprobs", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "pair_status", b"pair_status", "prompt_logprobs", b"prompt_logprobs", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "prompt_logprobs", b"prompt_logprobs", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "pair_status", b"pair_status", "prompt_logprobs", b"prompt_logprobs", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "credit_grant", "credit_reclaim", "token", "ended", "heartbeat", "alone_step", "prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "credit_grant", "credit_reclaim", "token", "ended", "heartbeat", "alone_step", "prompt_logprobs", "pair_status"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

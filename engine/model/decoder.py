@@ -123,18 +123,20 @@ class Decoder:
         cache: KVCache,
         *,
         watch: Callable[[int, torch.Tensor], None] | None = None,
+        stored: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
         """Stores the new tokens' KV in the cache; returns what logits() takes, [R, D] of output_rows.
 
         watch: called with -1 and the embedding, then with each layer's number and the residual
             stream behind it: [T, D], behind the last layer [R, D].
+        stored: called with the number of layers that store their KV in the cache, after each has.
         """
         hidden_TD = self._embedding[inputs.token_ids].float()
         if watch is not None:
             watch(-1, hidden_TD)
         last = len(self._layers) - 1
         for index, weights in enumerate(self._layers):
-            attended = self._attention(hidden_TD, weights, inputs, cache.layer(index))
+            attended = self._attention(hidden_TD, index, inputs, cache, stored)
             if index == last:
                 # Only the rows whose logits are needed go through the rest of the last layer.
                 hidden_TD, attended = hidden_TD[inputs.output_rows], attended[inputs.output_rows]
@@ -167,13 +169,20 @@ class Decoder:
         return rms_norm(hidden_TD, weight_D, self.config.rms_norm_eps).to(self.dtype)
 
     def _attention(
-        self, hidden_TD: torch.Tensor, weights: LayerWeights, inputs: StepInputs, cache_N2Kbh: torch.Tensor
+        self,
+        hidden_TD: torch.Tensor,
+        index: int,
+        inputs: StepInputs,
+        cache: KVCache,
+        stored: Callable[[int], None] | None,
     ) -> torch.Tensor:
-        config = self.config
+        config, weights, cache_N2Kbh = self.config, self._layers[index], cache.layer(index)
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         normed = self._normed(hidden_TD, weights.input_norm)
         qkv = weights.qkv(normed).view(-1, num_heads + 2 * num_kv_heads, config.head_dim)
         rotate_(qkv[:, : num_heads + num_kv_heads], inputs.cos, inputs.sin)
         kv_T2Kh = qkv[:, num_heads:].view(-1, 2, num_kv_heads, config.head_dim)
         store(kv_T2Kh, cache_N2Kbh, inputs.plan)
+        if stored is not None:
+            stored(index + 1)
         return attend(qkv[:, :num_heads], kv_T2Kh, cache_N2Kbh, inputs.plan).flatten(1)

@@ -16,6 +16,7 @@ import hashlib
 import math
 import struct
 import zlib
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from engine.batch import StepOutput
 if TYPE_CHECKING:
     from engine.batch import ForwardBatch, Int64Array
     from engine.kv_cache import KVCache
+    from engine.step_runner import OnLayers
 
 Int8Array = NDArray[np.int8]
 
@@ -65,9 +67,28 @@ class TattleTaleRunner:
         self._shape = (shape.num_layers, 2, shape.num_kv_heads, shape.head_dim)
         self._size = math.prod(self._shape)
 
-    def run(self, batch: ForwardBatch) -> StepOutput:
-        """Stores the KV of the batch's tokens and samples its logits_rows."""
-        self._store(batch)
+    def run(self, batch: ForwardBatch, stored: OnLayers | None = None) -> StepOutput:
+        """Stores the KV of the batch's tokens and samples its logits_rows; stored: as of ModelRunner."""
+        for num_layers in self.store_layers(batch):
+            if stored is not None:
+                stored(num_layers, self.cache.written())
+        output = self.sample(batch)
+        if not len(batch.logits_rows):
+            # Nothing was read back that would have waited for the device.
+            self.cache.synchronize()
+        return output
+
+    def store_layers(self, batch: ForwardBatch) -> Iterator[int]:
+        """Stores the KV of the batch's tokens layer by layer; yields after each how many hold it."""
+        values_TL2Kh = self._kv(batch)
+        blocks, offsets = self._places(batch.slot_mapping)
+        for layer in range(self.cache.shape.num_layers):
+            values_T2Kh = torch.from_numpy(values_TL2Kh[:, layer]).to(self.cache.device)
+            self.cache.layer(layer)[blocks, :, :, offsets] = values_T2Kh.to(self.cache.shape.dtype)
+            yield layer + 1
+
+    def sample(self, batch: ForwardBatch) -> StepOutput:
+        """What the step yields, once all layers are stored."""
         token_ids = self._sample(batch)
         return StepOutput(
             step_id=batch.step_id,
@@ -79,7 +100,8 @@ class TattleTaleRunner:
     def warm_up(self) -> None:
         """Nothing is initialised late here."""
 
-    def _store(self, batch: ForwardBatch) -> None:
+    def _kv(self, batch: ForwardBatch) -> Int8Array:
+        """[T, L, 2, K, h]: KV of the batch's tokens, from what the cache has of the ones before."""
         starts = batch.positions[batch.cu_seqlens_q[:-1]]
         sequences = np.arange(batch.num_sequences)
         before_TL2Kh = self._read(self._slots(batch, sequences, np.maximum(starts - 1, 0)))
@@ -91,7 +113,7 @@ class TattleTaleRunner:
             for index in range(first, end):
                 row = kv_of(row, token_ids[index], positions[index], self._size)
                 kv.append(row)
-        self._write(batch.slot_mapping, np.frombuffer(b"".join(kv), np.int8).reshape(-1, *self._shape))
+        return np.frombuffer(b"".join(kv), np.int8).reshape(-1, *self._shape)
 
     def _sample(self, batch: ForwardBatch) -> list[int]:
         if not len(batch.logits_rows):
@@ -118,11 +140,6 @@ class TattleTaleRunner:
         # A damaged value may be anything; what matters is that it does not pass for a sound one.
         values_TL2Kh[values_TL2Kh != stored] = _UNSOUND
         return values_TL2Kh
-
-    def _write(self, slots_T: Int64Array, values_TL2Kh: Int8Array) -> None:
-        blocks, offsets = self._places(slots_T)
-        values = torch.from_numpy(values_TL2Kh).to(self.cache.device, self.cache.shape.dtype)
-        self.cache.logical[blocks, :, :, :, offsets] = values
 
     def _places(self, slots_T: Int64Array) -> tuple[torch.Tensor, torch.Tensor]:
         blocks, offsets = np.divmod(slots_T, self.cache.shape.block_size)

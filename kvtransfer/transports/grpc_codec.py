@@ -11,6 +11,8 @@ bytes as they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from baton.errors import InvalidRequest
@@ -27,6 +29,7 @@ from kvtransfer.contract import (
     Resend,
     Ticket,
 )
+from kvtransfer.slots import Sender
 from kvtransfer.token_events import read_first_token, write_first_token
 
 WriteRequest = kv_transfer_service_pb2.WriteRequest
@@ -36,9 +39,20 @@ _REASONS = {reason.value: reason for reason in GoneReason}
 _FRAME_TAG = b"\x12"  # field 2, length-delimited
 
 
-def encode_frame(header: bytes, payload: memoryview) -> bytes:
-    """A serialized WriteRequest whose `frame` is header ++ payload; one copy."""
-    return b"".join((_FRAME_TAG, _varint(len(header) + payload.nbytes), header, payload))
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Slots the sender may write into, from now on."""
+
+    slots: tuple[int, ...]
+
+
+def encode_frame(header: bytes, runs: Sequence[memoryview]) -> bytes:
+    """A serialized WriteRequest whose `frame` is header ++ payload; one copy.
+
+    runs: the payload in pieces, in order.
+    """
+    num_bytes = len(header) + sum(run.nbytes for run in runs)
+    return b"".join((_FRAME_TAG, _varint(num_bytes), header, *runs))
 
 
 def decode_request(data: bytes) -> WriteRequest | memoryview:
@@ -73,29 +87,35 @@ def _frame_start(data: bytes) -> int | None:
     return None
 
 
-def encode_open(ticket: Ticket) -> bytes:
+def write_format(fmt: KvFormat) -> kv_transfer_service_pb2.KvFormat:
+    """The message for a format."""
+    return kv_transfer_service_pb2.KvFormat(
+        dtype=fmt.dtype,
+        layout=fmt.layout,
+        block_size=fmt.block_size,
+        num_layers=fmt.num_layers,
+        num_kv_heads=fmt.num_kv_heads,
+        head_dim=fmt.head_dim,
+    )
+
+
+def encode_open(ticket: Ticket, sender: Sender, wanted_slots: int) -> bytes:
     """A serialized WriteRequest that opens a write."""
-    fmt = ticket.format
     message = kv_transfer_service_pb2.OpenWrite(
         lease_id=ticket.lease_id,
         attempt_id=ticket.attempt_id,
         incarnation=ticket.incarnation,
-        format=kv_transfer_service_pb2.KvFormat(
-            dtype=fmt.dtype,
-            layout=fmt.layout,
-            block_size=fmt.block_size,
-            num_layers=fmt.num_layers,
-            num_kv_heads=fmt.num_kv_heads,
-            head_dim=fmt.head_dim,
-        ),
+        format=write_format(ticket.format),
         traceparent=ticket.traceparent,
+        wanted_slots=wanted_slots,
+        sender=sender.name,
+        sender_incarnation=sender.incarnation,
     )
     return WriteRequest(open=message).SerializeToString()
 
 
-def decode_open(message: kv_transfer_service_pb2.OpenWrite) -> Ticket:
-    """The ticket of an open; raises InvalidRequest naming the field."""
-    fmt = message.format
+def read_format(fmt: kv_transfer_service_pb2.KvFormat) -> KvFormat:
+    """The format in a message; raises InvalidRequest naming the field."""
     if fmt.dtype not in ITEM_BYTES:
         raise InvalidRequest(
             f"dtype is {fmt.dtype!r}; it must be one of {', '.join(ITEM_BYTES)}", field="dtype"
@@ -106,20 +126,46 @@ def decode_open(message: kv_transfer_service_pb2.OpenWrite) -> Ticket:
         # 16 bits is what a frame's header has for each.
         if not 1 <= getattr(fmt, field) < 1 << 16:
             raise InvalidRequest(f"{field} is {getattr(fmt, field)}; it must be in 1..65535", field=field)
+    return KvFormat(
+        dtype=fmt.dtype,
+        layout=cast(Layout, fmt.layout),
+        block_size=fmt.block_size,
+        num_layers=fmt.num_layers,
+        num_kv_heads=fmt.num_kv_heads,
+        head_dim=fmt.head_dim,
+    )
+
+
+def decode_open(message: kv_transfer_service_pb2.OpenWrite) -> Ticket:
+    """The ticket of an open; raises InvalidRequest naming the field."""
     return Ticket(
         lease_id=message.lease_id,
         attempt_id=message.attempt_id,
         incarnation=message.incarnation,
-        format=KvFormat(
-            dtype=fmt.dtype,
-            layout=cast(Layout, fmt.layout),
-            block_size=fmt.block_size,
-            num_layers=fmt.num_layers,
-            num_kv_heads=fmt.num_kv_heads,
-            head_dim=fmt.head_dim,
-        ),
+        format=read_format(message.format),
         traceparent=message.traceparent,
     )
+
+
+def sender_of(message: kv_transfer_service_pb2.OpenWrite) -> Sender:
+    """Who opens the write."""
+    return Sender(message.sender, message.sender_incarnation)
+
+
+def encode_placed(slots: Sequence[int], headers: Sequence[bytes]) -> bytes:
+    """A serialized WriteRequest for frames whose payload lies in slots."""
+    placed = kv_transfer_service_pb2.PlacedFrames(slots=slots, headers=headers)
+    return WriteRequest(placed=placed).SerializeToString()
+
+
+def encode_quiet() -> bytes:
+    """A serialized WriteRequest that says: nothing writes into the slots any more."""
+    return WriteRequest(quiet=True).SerializeToString()
+
+
+def encode_grant(slots: Sequence[int]) -> WriteResponse:
+    """The response that gives slots to the sender."""
+    return WriteResponse(granted=kv_transfer_service_pb2.SlotGrant(slots=slots))
 
 
 def encode_commit(num_frames: int, attempt_id: bytes, token: FirstToken) -> bytes:
@@ -137,23 +183,29 @@ def decode_commit(message: kv_transfer_service_pb2.CommitWrite) -> FirstToken:
 def encode_answer(answer: Answer) -> WriteResponse:
     """The response for an answer."""
     match answer:
-        case Committed():
-            return WriteResponse(committed=True)
+        case Committed(verify_s, convert_s):
+            times = kv_transfer_service_pb2.WriteCommitted(
+                verify_ms=1000 * verify_s, convert_ms=1000 * convert_s
+            )
+            return WriteResponse(committed=times)
         case Gone(reason):
             return WriteResponse(gone=to_wire_reason(reason))
         case Resend(indices):
             return WriteResponse(resend=kv_transfer_service_pb2.ResendFrames(indices=indices))
 
 
-def decode_answer(response: WriteResponse) -> Answer | None:
-    """The answer in a response; None if it is of a kind this version does not know."""
+def decode_response(response: WriteResponse) -> Answer | Grant | None:
+    """What a response says; None if it is of a kind this version does not know."""
     match response.WhichOneof("message"):
         case "committed":
-            return Committed()
+            times = response.committed
+            return Committed(verify_s=times.verify_ms / 1000, convert_s=times.convert_ms / 1000)
         case "gone":
             return Gone(from_wire_reason(response.gone))
         case "resend":
             return Resend(tuple(response.resend.indices))
+        case "granted":
+            return Grant(tuple(response.granted.slots))
         case _:
             return None
 

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
+import grpc
+
 from baton.rpc_server import Registration, RpcServer
 from baton.v1 import common_pb2, inference_service_pb2
 from baton.v1.inference_service_pb2_grpc import (
@@ -29,7 +31,14 @@ SUMMARY = inference_service_pb2.Summary(
     num_prompt_tokens=5,
     num_output_tokens=3,
     seed=2**63,
-    timings=inference_service_pb2.Timings(bucket="<128", prefill_worker="p", ttft_ms=1.5, num_attempts=2),
+    timings=inference_service_pb2.Timings(
+        bucket="<128",
+        prefill_worker="p",
+        ttft_ms=1.5,
+        num_attempts=2,
+        transfer_times=common_pb2.TransferTimes(wire_ms=2.5),
+        transfer_hidden_share=0.25,
+    ),
 )
 
 
@@ -75,17 +84,21 @@ async def one_chunk_and_no_end(server: Scripted, context: Any) -> None:
 
 
 @asynccontextmanager
-async def serving(answer: Answer = three_chunks) -> AsyncIterator[tuple[Scripted, RpcServer]]:
+async def serving(
+    answer: Answer = three_chunks, credentials: grpc.ServerCredentials | None = None
+) -> AsyncIterator[tuple[Scripted, RpcServer]]:
     scripted = Scripted(answer)
     registration = Registration(
         name="baton.v1.InferenceService", add=partial(add_InferenceServiceServicer_to_server, scripted)
     )
-    async with await RpcServer.start([registration]) as server:
+    async with await RpcServer.start([registration], credentials=credentials) as server:
         yield scripted, server
 
 
 @contextmanager
-def background(answer: Answer = three_chunks) -> Iterator[tuple[Scripted, str]]:
+def background(
+    answer: Answer = three_chunks, credentials: grpc.ServerCredentials | None = None
+) -> Iterator[tuple[Scripted, str]]:
     """The same server on another thread, for callers that have no loop."""
     ready: Any = threading.Event()
     made: list[Any] = []
@@ -93,7 +106,7 @@ def background(answer: Answer = three_chunks) -> Iterator[tuple[Scripted, str]]:
 
     async def serve() -> None:
         stop = asyncio.Event()
-        async with serving(answer) as (scripted, server):
+        async with serving(answer, credentials) as (scripted, server):
             made.extend((scripted, server.address, stop))
             ready.set()
             await stop.wait()

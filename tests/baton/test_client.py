@@ -61,6 +61,8 @@ async def test_chunks_and_summary_arrive_as_plain_values() -> None:
             2,
         )
         assert summary.timings.decode_worker == ""
+        assert (summary.timings.transfer_times.wire_ms, summary.timings.transfer_times.open_ms) == (2.5, 0.0)
+        assert summary.timings.transfer_hidden_share == 0.25
 
 
 async def test_text_is_the_whole_answer() -> None:

@@ -15,7 +15,8 @@ import torch
 from baton.errors import IncompatiblePeer, PeerLost
 from baton.v1 import common_pb2
 from decode_worker.worker import DecodeWorker
-from kvtransfer.contract import Committed, FirstToken, Gone, GoneReason, Outcome, TransferTarget
+from kvtransfer.contract import Committed, FirstToken, Gone, GoneReason, Outcome, Peer, TransferTarget
+from kvtransfer.outgoing import HostReader
 from kvtransfer.sender import KvSender, KvSource
 from tests.cluster import make_decode, make_engine
 from tests.fakes import FINGERPRINT, KvNetwork, expected_answer, kv_rows, until
@@ -32,7 +33,7 @@ class Prefill:
     def __init__(self, network: KvNetwork) -> None:
         engine = make_engine()
         self.cache, self.pool = engine.cache, engine.pool
-        self.sender = KvSender(engine.cache, network)
+        self.sender = KvSender(HostReader(engine.cache), network)
 
     async def push(
         self,
@@ -45,6 +46,7 @@ class Prefill:
         num_held_tokens: int = 0,
     ) -> Outcome:
         """Sends the KV of these tokens and commits with the token that follows, or with the one given."""
+        await self.sender.transport.pair(Peer(worker="decode-0", incarnation=2, address="kv-decode-0-2"))
         block_ids = self.pool.allocate(-(-len(tokens) // 4))
         for position, kv in enumerate(kv_rows(tokens, KV)):
             block = self.cache.logical[block_ids[position // 4]]
@@ -54,7 +56,6 @@ class Prefill:
             lease_id=lease_id,
             worker="decode-0",
             incarnation=2,
-            address="kv-decode-0-2",
             num_held_tokens=num_held_tokens,
         )
         token_id = expected_answer(tokens, 1, KV)[0] if token_id is None else token_id

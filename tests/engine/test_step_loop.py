@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.events import ChunkComputed, Event, TokenSampled
 from engine.scheduler import Scheduler
 from engine.step_loop import StepLoop
+from engine.step_runner import OnLayers
 from tests.engine.tiny_models import make_request
 
 GUARD_S = 5
@@ -31,14 +32,18 @@ class CountingScheduler(Scheduler):
 
 
 class SteppedRunner:
-    """Runs a step when a test allows it."""
+    """Runs a step when a test allows it; tells whoever watches of two layers, both at once, as it begins."""
 
     def __init__(self) -> None:
+        self.watched: list[bool] = []
         self.started: asyncio.Queue[ForwardBatch] = asyncio.Queue()
         self.results: asyncio.Queue[int | Exception] = asyncio.Queue()
 
-    async def execute(self, batch: ForwardBatch) -> StepOutput:
+    async def execute(self, batch: ForwardBatch, on_layers: OnLayers | None = None) -> StepOutput:
+        self.watched.append(on_layers is not None)
         self.started.put_nowait(batch)
+        if on_layers is not None:
+            on_layers(2, None)
         result = await self.results.get()
         if isinstance(result, Exception):
             raise result
@@ -52,7 +57,9 @@ class SteppedRunner:
 
 
 class Rig:
-    def __init__(self, handle: Callable[[list[Event]], None] | None = None) -> None:
+    def __init__(
+        self, handle: Callable[[list[Event]], None] | None = None, on_layers: OnLayers | None = None
+    ) -> None:
         self.pool = BlockPool(16, 4)
         self.scheduler = CountingScheduler(
             self.pool,
@@ -61,7 +68,7 @@ class Rig:
         )
         self.runner = SteppedRunner()
         self.events: list[Event] = []
-        self.loop = StepLoop(self.scheduler, self.runner, handle or self.events.extend)
+        self.loop = StepLoop(self.scheduler, self.runner, handle or self.events.extend, on_layers=on_layers)
 
     async def started(self) -> ForwardBatch:
         async with asyncio.timeout(GUARD_S):
@@ -170,3 +177,49 @@ async def test_a_failing_handler_ends_the_loop() -> None:
         async with asyncio.timeout(GUARD_S):
             await asyncio.wait([task])
         assert isinstance(task.exception(), KeyError)
+
+
+async def test_only_steps_that_complete_a_prompt_are_watched() -> None:
+    told: list[tuple[int, list[bytes]]] = []
+
+    def on_layers(num_layers: int, _event: object) -> None:
+        told.append((num_layers, [request.attempt_id for request in rig.scheduler.completing]))
+
+    rig = Rig(on_layers=on_layers)
+    prompt = make_request(list(range(12)), number=1, prefill_only=True)
+    async with running(rig):
+        rig.scheduler.add(prompt)
+        for _ in range(2):
+            await rig.started()
+            rig.runner.results.put_nowait(5)
+        await turns()
+        rig.scheduler.add(make_request([1, 2, 3], number=2))
+        rig.loop.wake()
+        for _ in range(2):
+            await rig.started()
+            rig.runner.results.put_nowait(6)
+        await turns()
+    # Two chunks of the prompt, then a prompt that decodes here and its second token.
+    assert rig.runner.watched[:4] == [False, True, False, False]
+    assert told == [(2, [prompt.attempt_id])]
+
+
+async def test_without_anybody_who_watches_no_step_is() -> None:
+    rig = Rig()
+    async with running(rig):
+        rig.scheduler.add(make_request([1, 2, 3], prefill_only=True))
+        await rig.started()
+    assert rig.runner.watched == [False]
+
+
+async def test_what_the_watcher_raises_ends_the_loop() -> None:
+    def on_layers(_num_layers: int, _event: object) -> None:
+        raise KeyError("transfer")
+
+    rig = Rig(on_layers=on_layers)
+    async with running(rig) as task:
+        rig.scheduler.add(make_request([1, 2, 3], prefill_only=True))
+        async with asyncio.timeout(GUARD_S):
+            await asyncio.wait([task])
+        assert isinstance(task.exception(), KeyError)
+        assert rig.events == []

@@ -1,25 +1,26 @@
-"""Two caches, a lease table and a receiver, wired for tests; and a transport without a network."""
+"""Two caches, a lease table and a receiver, wired for tests."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
-from baton.errors import PeerLost
 from baton.limits import blocks_needed
 from engine.block_pool import BlockPool
 from engine.kv_cache import CacheShape, KVCache
-from kvtransfer.contract import Answer, AnsweredEarly, FirstToken, Gone, KvFormat, Ticket, TransferTarget
+from kvtransfer.contract import FirstToken, KvFormat, KvTransport, TransferTarget
 from kvtransfer.lease_table import Lease, LeaseTable
+from kvtransfer.outgoing import HostReader
 from kvtransfer.plan import MAX_FRAME_BYTES, FramePlan
-from kvtransfer.receiver import IncomingWrite, KvReceiver
-from kvtransfer.sender import KvSource
+from kvtransfer.receiver import KvReceiver
+from kvtransfer.sender import KvSender, KvSource, SenderConfig
 from kvtransfer.wire import FrameSpec
+from tests.fakes import KvNetwork
 
 INCARNATION = 0x1122334455667788
 TOKEN = FirstToken(token_id=7, logprob=-0.25, start_index=0)
@@ -114,6 +115,13 @@ class Rig:
     def has_frames(self, num_frames: int) -> bool:
         return self.receiver.counters["frames"] >= num_frames
 
+    def network(self) -> KvNetwork:
+        """A transport to the receiver, without a network."""
+        return KvNetwork.to(self.receiver, INCARNATION, now=lambda: 0.0)
+
+    def sender(self, transport: KvTransport, config: SenderConfig | None = None) -> KvSender:
+        return KvSender(HostReader(self.source), transport, config)
+
     def ledger(self) -> dict[str, int]:
         return {
             "free": self.pool.num_free,
@@ -142,6 +150,7 @@ def make_rig(
         leases,
         cache,
         incarnation,
+        clock=time.monotonic,
         on_committed=lambda lease, token: committed.append((lease.payload, token)),
         on_lost=lambda lease, reason: lost.append((lease.payload, reason.name)),
         **options,
@@ -149,12 +158,11 @@ def make_rig(
     return Rig(source, cache, pool, leases, receiver, committed, lost)
 
 
-def target_of(lease: Lease[str], address: str = "memory", incarnation: int = INCARNATION) -> TransferTarget:
+def target_of(lease: Lease[str], incarnation: int = INCARNATION) -> TransferTarget:
     return TransferTarget(
         lease_id=lease.lease_id,
         worker="decode-0",
         incarnation=incarnation,
-        address=address,
         num_held_tokens=lease.num_held_tokens,
     )
 
@@ -164,59 +172,3 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0)
-
-
-class MemoryWriter:
-    """KvWriter that calls the receiver directly."""
-
-    def __init__(self, write: IncomingWrite[str] | Answer) -> None:
-        self._write = write
-
-    async def send_frame(self, header: bytes, payload: memoryview) -> None:
-        await asyncio.sleep(0)
-        if not isinstance(self._write, IncomingWrite):
-            raise AnsweredEarly(self._write)
-        gone = self._write.frame(header + payload, _now())
-        if gone is not None:
-            raise AnsweredEarly(gone)
-
-    async def commit(self, num_frames: int, first_token: FirstToken) -> Answer:
-        await asyncio.sleep(0)
-        if not isinstance(self._write, IncomingWrite):
-            return self._write
-        return self._write.commit(num_frames, first_token, _now())
-
-    def close(self) -> None:
-        if isinstance(self._write, IncomingWrite):
-            self._write.close()
-
-
-class MemoryTransport:
-    """KvTransport into a KvReceiver of the same process."""
-
-    def __init__(self, receiver: KvReceiver[str]) -> None:
-        self._receiver = receiver
-
-    async def connect(self, target: TransferTarget) -> None:
-        if target.address != "memory":
-            raise PeerLost(f"cannot connect to {target.worker}")
-
-    @asynccontextmanager
-    async def open(self, ticket: Ticket, target: TransferTarget) -> AsyncIterator[MemoryWriter]:
-        writer = MemoryWriter(self._receiver.open(ticket, _now(), _ignore))
-        try:
-            yield writer
-        finally:
-            writer.close()
-
-    async def close(self) -> None:
-        pass
-
-
-def _ignore(gone: Gone) -> None:
-    # The next call of the writer gets the same answer.
-    pass
-
-
-def _now() -> float:
-    return 0.0

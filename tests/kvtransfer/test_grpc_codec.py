@@ -8,18 +8,20 @@ from google.protobuf.message import DecodeError
 from baton.errors import InvalidRequest
 from baton.v1 import common_pb2, kv_transfer_service_pb2
 from kvtransfer.contract import Committed, FirstToken, Gone, GoneReason, KvFormat, Resend, Ticket
+from kvtransfer.slots import Sender
 from kvtransfer.transports import grpc_codec
 
 FORMAT = KvFormat(dtype="bfloat16", layout="NHD", block_size=16, num_layers=24, num_kv_heads=2, head_dim=64)
 TICKET = Ticket(
     lease_id=b"l" * 16, attempt_id=b"a" * 16, incarnation=2**64 - 1, format=FORMAT, traceparent="00-1"
 )
+SENDER = Sender("prefill-0", 2**64 - 2)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 75, 76, 127, 128, 16_383, 16_384, 300_000])
 def test_a_frame_is_what_protobuf_would_write_and_reads_back_without_a_copy(num_bytes: int) -> None:
     header, payload = b"h" * 52, memoryview(bytes(range(256)) * 1200)[:num_bytes]
-    data = grpc_codec.encode_frame(header, payload)
+    data = grpc_codec.encode_frame(header, [payload[:5], payload[5:]])
     assert data == kv_transfer_service_pb2.WriteRequest(frame=header + payload).SerializeToString()
     frame = grpc_codec.decode_request(data)
     assert isinstance(frame, memoryview)
@@ -45,9 +47,11 @@ def test_a_truncated_frame_message_is_a_decode_error(data: bytes) -> None:
 
 
 def test_a_ticket_survives_the_wire() -> None:
-    request = grpc_codec.decode_request(grpc_codec.encode_open(TICKET))
+    request = grpc_codec.decode_request(grpc_codec.encode_open(TICKET, SENDER, 3))
     assert isinstance(request, kv_transfer_service_pb2.WriteRequest)
     assert grpc_codec.decode_open(request.open) == TICKET
+    assert grpc_codec.sender_of(request.open) == SENDER
+    assert request.open.wanted_slots == 3
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,7 @@ def test_a_ticket_survives_the_wire() -> None:
     [("dtype", "int4"), ("layout", "DHN"), ("block_size", 0), ("num_layers", 65_536), ("head_dim", 0)],
 )
 def test_a_format_that_cannot_be_is_refused_by_name(field: str, value: object) -> None:
-    request = kv_transfer_service_pb2.WriteRequest.FromString(grpc_codec.encode_open(TICKET))
+    request = kv_transfer_service_pb2.WriteRequest.FromString(grpc_codec.encode_open(TICKET, SENDER, 3))
     setattr(request.open.format, field, value)
     with pytest.raises(InvalidRequest) as caught:
         grpc_codec.decode_open(request.open)
@@ -76,7 +80,7 @@ def test_a_commit_carries_exactly_one_token() -> None:
 
 @pytest.mark.parametrize("answer", [Committed(), Resend((0, 7)), *(Gone(reason) for reason in GoneReason)])
 def test_answers_survive_the_wire(answer: Committed | Gone | Resend) -> None:
-    assert grpc_codec.decode_answer(grpc_codec.encode_answer(answer)) == answer
+    assert grpc_codec.decode_response(grpc_codec.encode_answer(answer)) == answer
 
 
 def test_reasons_have_the_names_of_the_contract() -> None:

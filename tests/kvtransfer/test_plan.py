@@ -93,3 +93,70 @@ def test_every_cell_not_held_travels_exactly_once_after_it_is_computed(
     }
     assert cells == Counter(needed)
     assert [frame.index for frame in plan.frames] == list(range(len(plan.frames)))
+
+
+def test_the_last_chunk_is_cut_by_layers_while_it_is_computed() -> None:
+    plan = FramePlan(FORMAT, num_tokens=50)
+    assert ranges(plan.advance(20)) == [(0, 1, 16, 0, 3)]
+    # Block 1 has tokens of the chunk before; they travel with the last one.
+    assert ranges(plan.advance(20, 1)) == [(1, 3, 34, 0, 1)]
+    assert plan.advance(20, 1) == []
+    assert ranges(plan.advance(20, 2)) == [(1, 3, 34, 1, 1)]
+    assert not plan.is_complete
+    assert ranges(plan.advance(50)) == [(1, 3, 34, 2, 1)]
+    assert plan.is_complete
+
+
+def test_layers_go_in_at_most_ten_groups_and_none_waits_for_a_full_one_at_the_end() -> None:
+    fmt = KvFormat(dtype="float32", layout="HND", block_size=16, num_layers=32, num_kv_heads=2, head_dim=8)
+    plan = FramePlan(fmt, num_tokens=10)
+    sizes = []
+    for num_layers in range(1, 33):
+        sizes += [frame.num_layers for frame in plan.advance(0, num_layers)]
+    assert sizes == [4] * 8
+    plan = FramePlan(fmt, num_tokens=10)
+    assert [frame.num_layers for frame in plan.advance(0, 7)] == [4]
+    assert [frame.num_layers for frame in plan.advance(0, 31)] == [24]
+    assert [frame.num_layers for frame in plan.advance(10)] == [4]
+
+
+@given(data=st.data())
+def test_every_cell_is_cut_once_whatever_becomes_ready_when(data: st.DataObject) -> None:
+    num_layers = data.draw(st.integers(1, 23))
+    block_size = data.draw(st.integers(1, 9))
+    num_tokens = data.draw(st.integers(1, 60))
+    held = data.draw(st.integers(0, num_tokens))
+    fmt = KvFormat(
+        dtype="bfloat16",
+        layout="NHD",
+        block_size=block_size,
+        num_layers=num_layers,
+        num_kv_heads=1,
+        head_dim=2,
+    )
+    max_frame_bytes = data.draw(st.integers(1, 4000))
+    plan = FramePlan(fmt, num_tokens=num_tokens, num_held_tokens=held, max_frame_bytes=max_frame_bytes)
+    computed = 0
+    while computed < num_tokens and data.draw(st.booleans()):
+        computed = data.draw(st.integers(computed, num_tokens - 1))
+        plan.advance(computed)
+    layers = 0
+    while layers < num_layers and data.draw(st.booleans()):
+        layers = data.draw(st.integers(layers + 1, num_layers))
+        for frame in plan.advance(computed, layers):
+            # Nothing may be sent that is not there yet.
+            end = frame.first_block * block_size + frame.num_tokens
+            assert frame.first_layer + frame.num_layers <= layers or end <= computed
+    plan.advance(num_tokens)
+    assert plan.is_complete
+    cells = Counter(
+        (block, layer)
+        for frame in plan.frames
+        for block in range(frame.first_block, frame.first_block + frame.num_blocks)
+        for layer in range(frame.first_layer, frame.first_layer + frame.num_layers)
+    )
+    first = num_tokens if held == num_tokens else held // block_size * block_size
+    blocks = range(first // block_size, -(-num_tokens // block_size)) if first < num_tokens else range(0)
+    assert cells == Counter({(block, layer): 1 for block in blocks for layer in range(num_layers)})
+    smallest = fmt.layer_block_bytes
+    assert all(frame.payload_bytes(fmt) <= max(max_frame_bytes, smallest) for frame in plan.frames)

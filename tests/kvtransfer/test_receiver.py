@@ -10,12 +10,14 @@ import torch
 from baton.errors import IncompatiblePeer
 from kvtransfer.contract import Committed, Gone, GoneReason, Outcome, Resend, Ticket
 from kvtransfer.lease_table import Lease, LeaseState
+from kvtransfer.outgoing import CacheFrame, HostReader
 from kvtransfer.receiver import IncomingWrite
-from kvtransfer.scatter import format_of, gather
-from kvtransfer.wire import encode_header
+from kvtransfer.scatter import format_of
 from tests.kvtransfer.rig import INCARNATION, TOKEN, Rig, make_cache, make_rig, plan_frames
 
 torch.set_num_threads(1)
+
+Sent = tuple[bytes, memoryview]
 
 
 def ticket_of(rig: Rig, lease: Lease[str]) -> Ticket:
@@ -33,20 +35,20 @@ def open_write(rig: Rig, lease: Lease[str], heard: list[Gone] | None = None) -> 
     return write
 
 
-def frames_of(rig: Rig, num_tokens: int, num_held_tokens: int = 0) -> list[bytes]:
+def frames_of(rig: Rig, num_tokens: int, num_held_tokens: int = 0) -> list[Sent]:
     fmt = format_of(rig.source.shape)
-    frames = []
+    frames: list[Sent] = []
     for spec in plan_frames(
         fmt, num_tokens=num_tokens, num_held_tokens=num_held_tokens, max_frame_bytes=fmt.layer_block_bytes
     ):
-        payload = gather(rig.source, fmt, rig.source_blocks, spec)
-        frames.append(encode_header(spec, fmt, payload) + payload)
+        frame = CacheFrame(HostReader(rig.source), rig.source_blocks, spec)
+        frames.append((frame.header(), memoryview(b"".join(frame.runs()))))
     return frames
 
 
-def feed(write: IncomingWrite[str], frames: list[bytes]) -> None:
+def feed(write: IncomingWrite[str], frames: list[Sent]) -> None:
     for frame in frames:
-        assert write.frame(frame, 0.0) is None
+        assert write.frame(*frame, 0.0) is None
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 1, 3, 2, 2, 3]])
@@ -145,9 +147,9 @@ def test_an_expired_lease_takes_no_frame_even_before_it_is_swept() -> None:
     lease = rig.reserve(b"a", 20)
     write = open_write(rig, lease)
     frames = frames_of(rig, 20)
-    assert write.frame(frames[0], 9.9) is None
+    assert write.frame(*frames[0], 9.9) is None
     before = rig.cache.logical.clone()
-    assert write.frame(frames[1], 10.0) == Gone(GoneReason.EXPIRED)
+    assert write.frame(*frames[1], 10.0) == Gone(GoneReason.EXPIRED)
     assert write.commit(4, TOKEN, 10.0) == Gone(GoneReason.EXPIRED)
     assert torch.equal(rig.cache.logical, before)
 
@@ -161,7 +163,7 @@ def test_a_released_leases_stream_hears_it_and_its_frames_are_refused() -> None:
     assert heard == [Gone(GoneReason.CANCELLED)]
     assert rig.receiver.num_open_writes == 0
     rig.reserve(b"b", 20)  # the same blocks, somebody else's
-    assert write.frame(frames_of(rig, 20)[0], 1.0) == Gone(GoneReason.CANCELLED)
+    assert write.frame(*frames_of(rig, 20)[0], 1.0) == Gone(GoneReason.CANCELLED)
     assert bool((rig.cache.logical == -1).all())
     write.close()
     assert rig.leases.num_refused_writes == 1
@@ -175,7 +177,7 @@ def test_a_newer_stream_fences_the_older_one() -> None:
     fenced: Outcome = Gone(GoneReason.FENCED)
     assert heard == [fenced]
     frames = frames_of(rig, 20)
-    assert older.frame(frames[0], 0.0) == fenced
+    assert older.frame(*frames[0], 0.0) == fenced
     older.close()
     assert lease.state is LeaseState.RECEIVING
     feed(newer, frames)

@@ -1,188 +1,237 @@
-"""Gather and scatter against plain loops over logical indices; sentinels everywhere else."""
+"""Frames into caches, against plain loops over logical indices; sentinels everywhere else."""
 
 from __future__ import annotations
 
-import itertools
+import math
 import random
 import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
 
-import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.limits import blocks_needed
 from engine.kv_cache import CacheShape, KVCache
-from kvtransfer.contract import KvFormat
-from kvtransfer.scatter import format_of, gather, scatter
-from kvtransfer.wire import Frame
-from tests.kvtransfer.rig import make_cache, plan_frames
+from kvtransfer.contract import KvFormat, Layout
+from kvtransfer.conversion import DTYPES
+from kvtransfer.scatter import BlockWriter, block_runs, format_of
+from kvtransfer.wire import Frame, FrameSpec
+from tests.kvtransfer.elements import stored, to_bytes
+from tests.kvtransfer.rig import make_cache
 
 torch.set_num_threads(1)
 
 SENTINEL = -9.0
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LAYERS, HEADS, DIMS = 2, 2, 3
+# Which logical dimension (N, L, 2, H, S, D) comes where in storage; None for a cache as it is built.
+ORDERS = {
+    "as_built": None,
+    "kv_split": (2, 1, 0, 4, 3, 5),
+    "kv_split_heads_first": (2, 0, 1, 3, 4, 5),
+    "heads_outermost": (3, 0, 2, 1, 4, 5),
+    "dims_apart": (0, 5, 1, 2, 3, 4),
+}
 
 
-def strided(cache: KVCache, order: tuple[int, ...], pad: int) -> KVCache:
-    """The same cache over other memory: dimensions stored in another order, with gaps between heads' rows.
-
-    order: which logical dimension (N, L, 2, H, S, D) comes where in storage.
-    """
+def strided(cache: KVCache, order: tuple[int, ...] | None, pad: int) -> KVCache:
+    """The same cache over other memory: dimensions stored in another order, with gaps of sentinels."""
+    if order is None:
+        return cache
     sizes = list(cache.logical.shape)
-    stored = [sizes[dim] + (pad if dim == order[-1] else 0) for dim in order]
+    extents = [sizes[dim] + (pad if dim == order[-1] else 0) for dim in order]
     strides = [0] * 6
     step = 1
-    for dim, size in zip(reversed(order), reversed(stored), strict=True):
+    for dim, size in zip(reversed(order), reversed(extents), strict=True):
         strides[dim], step = step, step * size
     storage = torch.full((step,), SENTINEL, dtype=cache.logical.dtype)
     cache.logical = storage.as_strided(sizes, strides)
     return cache
 
 
-def element(value: float, dtype: torch.dtype) -> float:
-    """A float32 value as another dtype stores it, by bit arithmetic; saturating at float16's end."""
-    if dtype == torch.float32 or value != value:  # noqa: PLR0124 - NaN
-        return value
-    if dtype == torch.bfloat16:
-        bits = struct.unpack("<I", struct.pack("<f", value))[0]
-        bits += 0x7FFF + (bits >> 16 & 1)
-        return float(struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))[0])
-    with np.errstate(over="ignore"):
-        half = float(np.float16(value))
-    return half if np.isfinite(half) or not np.isfinite(value) else float(np.copysign(65504.0, value))
+@dataclass(frozen=True, kw_only=True)
+class SentTokens:
+    """What a sender has in its format; some values are beyond float16 if has_large."""
+
+    fmt: KvFormat
+    num_tokens: int
+    has_large: bool = False
+
+    def value(self, token: int, layer: int, kv: int, head: int, dim: int) -> float:
+        """A value of its own for every element, exact in the dtype.
+
+        In bits, counted up from the smallest normal float16; a float32 has bits that the others lack.
+        """
+        index = (((token * LAYERS + layer) * 2 + kv) * HEADS + head) * DIMS + dim
+        bits = (0x3880 + index // 2) << 16 | (index % 2) << 31
+        if self.fmt.dtype == "float32":
+            bits |= index * 7919 & 0xFFFF
+        (value,) = struct.unpack("<f", struct.pack("<I", bits))
+        is_large = self.has_large and index % 7 == 0 and self.fmt.dtype != "float16"
+        return float(value) * (2.0**40 if is_large else 1.0)
+
+    def frame(self, index: int, blocks: range, layers: range) -> Frame:
+        start = blocks.start * self.fmt.block_size
+        num_tokens = min(self.num_tokens, blocks.stop * self.fmt.block_size) - start
+        spec = FrameSpec(
+            index=index,
+            first_block=blocks.start,
+            num_blocks=len(blocks),
+            num_tokens=num_tokens,
+            first_layer=layers.start,
+            num_layers=len(layers),
+        )
+        payload = b"".join(self._elements(blocks, layers))
+        # Not where an element would lie in an array: a transport may put it anywhere.
+        return Frame(spec, memoryview(b"x" + payload)[1:])
+
+    def _elements(self, blocks: range, layers: range) -> Iterator[bytes]:
+        size, dtype = self.fmt.block_size, self.fmt.dtype
+        # Beyond the last token lies what must neither arrive nor be counted.
+        junk = b"\x66" * len(to_bytes(0.0, dtype))
+        inner = [range(HEADS), range(size)] if self.fmt.layout == "HND" else [range(size), range(HEADS)]
+        for block, layer, kv, outer, middle, dim in product(blocks, layers, range(2), *inner, range(DIMS)):
+            head, slot = (outer, middle) if self.fmt.layout == "HND" else (middle, outer)
+            token = block * size + slot
+            known = token < self.num_tokens
+            yield to_bytes(self.value(token, layer, kv, head, dim), dtype) if known else junk
 
 
-Side = tuple[KVCache, list[int]]  # a cache and the blocks of the sequence in it
-
-
-def expected(source_side: Side, target_side: Side, tokens: range) -> torch.Tensor:
-    """The target's logical content after the transfer, written element by element."""
-    (source, source_ids), (target, target_ids) = source_side, target_side
-    data = source.logical.float().tolist()
+def expected(sent: SentTokens, target: KVCache, ids: list[int], tokens: range) -> tuple[torch.Tensor, int]:
+    """The target's logical content afterwards and the saturated values, element by element."""
     result = torch.full(target.logical.shape, SENTINEL).tolist()
-    _, layers, _, heads, target_size, dims = target.logical.shape
-    source_size = source.logical.shape[4]
-    for token in tokens:
-        source_block, source_slot = source_ids[token // source_size], token % source_size
-        target_block, target_slot = target_ids[token // target_size], token % target_size
-        for layer, kv, head, dim in itertools.product(range(layers), range(2), range(heads), range(dims)):
-            value = data[source_block][layer][kv][head][source_slot][dim]
-            result[target_block][layer][kv][head][target_slot][dim] = element(value, target.logical.dtype)
-    return torch.tensor(result)
-
-
-def transfer(
-    source_side: Side,
-    target_side: Side,
-    num_tokens: int,
-    *,
-    num_held_tokens: int = 0,
-    max_frame_bytes: int = 1 << 20,
-) -> int:
-    (source, source_ids), (target, target_ids) = source_side, target_side
-    fmt = format_of(source.shape)
-    frames = plan_frames(
-        fmt, num_tokens=num_tokens, num_held_tokens=num_held_tokens, max_frame_bytes=max_frame_bytes
-    )
+    dtype = format_of(target.shape).dtype
     num_saturated = 0
-    for spec in frames:
-        frame = Frame(spec, gather(source, fmt, source_ids, spec))
-        num_saturated += scatter(target, fmt, target_ids, frame, num_held_tokens=num_held_tokens)
-    return num_saturated
+    for token, layer, kv, head, dim in product(tokens, range(LAYERS), range(2), range(HEADS), range(DIMS)):
+        block, slot = divmod(token, target.shape.block_size)
+        value = sent.value(token, layer, kv, head, dim)
+        result[ids[block]][layer][kv][head][slot][dim] = stored(value, dtype)
+        num_saturated += dtype == "float16" and abs(value) >= 65520
+    return torch.tensor(result), num_saturated
 
 
-ORDERS = {"as_built": None, "kv_split": (2, 1, 0, 4, 3, 5), "heads_first": (3, 0, 2, 1, 4, 5)}
-KINDS = st.tuples(
-    st.sampled_from(list(DTYPES)), st.sampled_from(["HND", "NHD"]), st.sampled_from(list(ORDERS))
+def target_cache(num_blocks: int, block_size: int, dtype: str, layout: str, order: str) -> KVCache:
+    cache = make_cache(
+        num_blocks,
+        block_size=block_size,
+        dtype=DTYPES[dtype],
+        layout=layout,
+        num_layers=LAYERS,
+        num_kv_heads=HEADS,
+        head_dim=DIMS,
+    )
+    cache = strided(cache, ORDERS[order], pad=3)
+    cache.logical.fill_(SENTINEL)
+    return cache
+
+
+def has_clean_gaps(cache: KVCache) -> bool:
+    """Whether everything between the elements of the cache still is a sentinel; ends the cache."""
+    cache.logical.fill_(SENTINEL)
+    storage = torch.empty(0, dtype=cache.logical.dtype).set_(cache.logical.untyped_storage())
+    return bool((storage == SENTINEL).all())
+
+
+def cuts(rng: random.Random, first: int, end: int) -> list[range]:
+    """first..end in one to three parts."""
+    borders = sorted({first, end, *(rng.randint(first, end) for _ in range(rng.randrange(3)))})
+    return [range(*pair) for pair in pairwise(borders)]
+
+
+def source_format(block_size: int, dtype: str, layout: Layout) -> KvFormat:
+    return KvFormat(
+        dtype=dtype,
+        layout=layout,
+        block_size=block_size,
+        num_layers=LAYERS,
+        num_kv_heads=HEADS,
+        head_dim=DIMS,
+    )
+
+
+LAYOUTS: tuple[Layout, ...] = ("HND", "NHD")
+KINDS = st.tuples(st.sampled_from(list(DTYPES)), st.sampled_from(LAYOUTS))
+BLOCK_SIZES = st.one_of(
+    st.sampled_from([(16, 16), (16, 32), (32, 16), (16, 5), (33, 32), (1, 3), (4, 6), (8, 2)]),
+    st.tuples(st.integers(1, 33), st.integers(1, 33)),
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
-    numbers=st.tuples(st.integers(0, 2**32), st.integers(1, 75), st.floats(0, 1)),
-    sizes=st.sampled_from([(16, 16), (16, 32), (32, 16), (7, 16), (16, 5), (1, 3)]),
+    seed=st.integers(0, 2**32),
+    num_tokens=st.integers(1, 120),
+    held=st.one_of(st.just(0.0), st.floats(0, 1)),
+    block_sizes=BLOCK_SIZES,
     kinds=st.tuples(KINDS, KINDS),
-    max_frame_bytes=st.sampled_from([1, 900, 5000, 1 << 20]),
+    order=st.sampled_from(list(ORDERS)),
+    has_large=st.booleans(),
+    is_on_host=st.sampled_from([True, True, True, False]),
 )
 def test_every_element_arrives_by_logical_index_and_nothing_else_is_touched(
-    numbers: tuple[int, int, float],
-    sizes: tuple[int, int],
-    kinds: tuple[tuple[str, str, str], tuple[str, str, str]],
-    max_frame_bytes: int,
+    *,
+    seed: int,
+    num_tokens: int,
+    held: float,
+    block_sizes: tuple[int, int],
+    kinds: tuple[tuple[str, Layout], tuple[str, Layout]],
+    order: str,
+    has_large: bool,
+    is_on_host: bool,
 ) -> None:
-    seed, num_tokens, held = numbers
     rng = random.Random(seed)
-    caches, ids = [], []
-    for size, (dtype, layout, order) in zip(sizes, kinds, strict=True):
-        num_blocks = -(-num_tokens // size)
-        cache = make_cache(
-            num_blocks + 2,
-            block_size=size,
-            dtype=DTYPES[dtype],
-            layout=layout,
-            num_layers=3,
-            num_kv_heads=2,
-            head_dim=3,
-        )
-        storage_order = ORDERS[order]
-        caches.append(cache if storage_order is None else strided(cache, storage_order, pad=3))
-        ids.append(rng.sample(range(num_blocks + 2), num_blocks))
-    source, target = caches
-    generator = torch.Generator().manual_seed(seed)
-    source.logical.copy_(torch.randn(source.logical.shape, generator=generator) * 100)
-    target.logical.fill_(SENTINEL)
+    sent = SentTokens(
+        fmt=source_format(block_sizes[0], *kinds[0]), num_tokens=num_tokens, has_large=has_large
+    )
+    num_blocks = blocks_needed(num_tokens, block_sizes[1])
+    cache = target_cache(num_blocks + 2, block_sizes[1], *kinds[1], order)
+    if not is_on_host:
+        cache.device = torch.device("cuda")  # its way to write, with the memory here
+    ids = rng.sample(range(num_blocks + 2), num_blocks)
     num_held_tokens = int(held * num_tokens)
-    sides = ((source, ids[0]), (target, ids[1]))
-    transfer(*sides, num_tokens, num_held_tokens=num_held_tokens, max_frame_bytes=max_frame_bytes)
-    want = expected(*sides, range(num_held_tokens, num_tokens))
-    torch.testing.assert_close(target.logical.float(), want, rtol=0, atol=0)
+    blocks = range(num_held_tokens // block_sizes[0], blocks_needed(num_tokens, block_sizes[0]))
+    parts = list(product(cuts(rng, blocks.start, blocks.stop), cuts(rng, 0, LAYERS)))
+    rng.shuffle(parts)
+    writer = BlockWriter(cache)
+    num_saturated = sum(
+        writer.write(sent.fmt, ids, sent.frame(index, *part), num_held_tokens=num_held_tokens)
+        for index, part in enumerate(parts)
+    )
+    want, num_large = expected(sent, cache, ids, range(num_held_tokens, num_tokens))
+    torch.testing.assert_close(cache.logical.float(), want, rtol=0, atol=0)
+    assert num_saturated == num_large
+    assert has_clean_gaps(cache)
 
 
-def test_blocks_5_2_9_move_into_0_7_3_between_caches_of_foreign_strides() -> None:
-    source = strided(make_cache(10, layout="NHD"), (2, 1, 0, 4, 3, 5), pad=0)
-    target = strided(make_cache(10), (3, 0, 2, 1, 4, 5), pad=1)
-    count = source.logical.numel()
-    source.logical.copy_(torch.arange(count, dtype=torch.float32).view(source.logical.shape))
-    target.logical.fill_(SENTINEL)
-    transfer((source, [5, 2, 9]), (target, [0, 7, 3]), 48)
-    assert torch.equal(target.logical[[0, 7, 3]], source.logical[[5, 2, 9]])
-    others = [1, 2, 4, 5, 6, 8, 9]
-    assert bool((target.logical[others] == SENTINEL).all())
+@given(sizes=BLOCK_SIZES, ends=st.tuples(st.integers(0, 3000), st.integers(0, 3000)))
+def test_runs_hold_every_token_once_and_are_few(sizes: tuple[int, int], ends: tuple[int, int]) -> None:
+    tokens = range(min(ends), max(ends))
+    runs = list(block_runs(tokens, *sizes))
+    held = [token for firsts, count in runs for first in firsts for token in range(first, first + count)]
+    assert sorted(held) == list(tokens)
+    num_slots = sum(sizes) // math.gcd(*sizes)  # borders of both sides in lcm(sizes) tokens
+    assert len(runs) <= num_slots + 1
 
 
-def test_values_beyond_float16_saturate_and_are_counted_but_nan_and_infinity_stay() -> None:
-    source = make_cache(1, block_size=2, num_layers=1, num_kv_heads=1, head_dim=3)
-    target = make_cache(1, block_size=2, num_layers=1, num_kv_heads=1, head_dim=3, dtype=torch.float16)
-    keys = [[65504.0, 65519.0, 65520.0], [-1e9, float("inf"), float("-inf")]]
-    values = [[float("nan"), 1.0, -65504.0], [-65520.0, 3.4e38, 0.0]]
-    source.keys(0)[0, 0] = torch.tensor(keys)
-    source.values(0)[0, 0] = torch.tensor(values)
-    # 65520 and above round to infinity in float16 (its largest value is 65504, the next step 32 wide).
-    assert transfer((source, [0]), (target, [0]), 2) == 4
-    inf = float("inf")
-    assert target.keys(0)[0, 0].tolist() == [[65504.0, 65504.0, 65504.0], [-65504.0, inf, -inf]]
-    assert target.values(0)[0, 0, 0, 1:].tolist() == [1.0, -65504.0]
-    assert bool(target.values(0)[0, 0, 0, 0].isnan())
-    assert target.values(0)[0, 0, 1].tolist() == [-65504.0, 65504.0, 0.0]
+def test_equal_sizes_and_doubles_need_as_many_runs_as_there_are_slots() -> None:
+    assert list(block_runs(range(320), 16, 16)) == [(range(0, 320, 16), 16)]
+    doubles = [(range(0, 320, 32), 16), (range(16, 320, 32), 16)]
+    assert list(block_runs(range(320), 16, 32)) == doubles
+    assert list(block_runs(range(320), 32, 16)) == doubles
 
 
-def test_bfloat16_beyond_float16_saturates_too() -> None:
-    source = make_cache(1, block_size=1, num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.bfloat16)
-    target = make_cache(1, block_size=1, num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float16)
-    source.keys(0)[0, 0, 0] = torch.tensor([65280.0, 65536.0])
-    assert transfer((source, [0]), (target, [0]), 1) == 1
-    assert target.keys(0)[0, 0, 0].tolist() == [65280.0, 65504.0]
-
-
-@pytest.mark.parametrize("layout", ["HND", "NHD"])
-def test_a_payload_is_the_blocks_in_the_caches_own_order(layout: str) -> None:
-    cache = make_cache(4, layout=layout)
-    cache.data.copy_(torch.arange(cache.data.numel(), dtype=torch.float32).view(cache.data.shape))
-    fmt = format_of(cache.shape)
-    (spec,) = plan_frames(fmt, num_tokens=30)
-    payload = gather(cache, fmt, [3, 1], spec)
-    assert bytes(payload) == cache.data[3].numpy().tobytes() + cache.data[1].numpy().tobytes()
+def test_blocks_5_2_9_move_into_0_7_3_of_a_cache_with_foreign_strides() -> None:
+    payload = torch.arange(10 * LAYERS * 2 * HEADS * 16 * DIMS, dtype=torch.float32)
+    source = payload.view(10, LAYERS, 2, 16, HEADS, DIMS)  # a prefill worker's blocks, tokens before heads
+    cache = target_cache(10, 16, "float32", "HND", "heads_outermost")
+    spec = FrameSpec(index=0, first_block=0, num_blocks=3, num_tokens=48, first_layer=0, num_layers=LAYERS)
+    frame = Frame(spec, memoryview(source[[5, 2, 9]].numpy().tobytes()))
+    assert BlockWriter(cache).write(source_format(16, "float32", "NHD"), [0, 7, 3], frame) == 0
+    assert torch.equal(cache.logical[[0, 7, 3]], source[[5, 2, 9]].transpose(3, 4))
+    assert bool((cache.logical[[1, 2, 4, 5, 6, 8, 9]] == SENTINEL).all())
+    assert has_clean_gaps(cache)
 
 
 def test_the_format_names_what_the_cache_is() -> None:

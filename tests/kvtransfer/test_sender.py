@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.errors import ConfigError, KvTransferFailed, PeerLost
-from kvtransfer.contract import Committed, Gone, GoneReason, KvTransport
+from kvtransfer.contract import Committed, Gone, GoneReason, KvTransport, Peer
 from kvtransfer.lease_table import Lease, LeaseState
 from kvtransfer.sender import KvSender, SenderConfig, TransferOutcome
 from tests.kvtransfer.faults import FAULTS, FaultyTransport
 from tests.kvtransfer.rig import (
     INCARNATION,
     TOKEN,
-    MemoryTransport,
     Rig,
     make_cache,
     make_rig,
@@ -34,7 +33,7 @@ SMALL = SenderConfig(max_frame_bytes=2 * LAYER_BLOCK_BYTES, stall_timeout_s=0.05
 
 
 def sender_of(rig: Rig, transport: KvTransport | None = None, config: SenderConfig = SMALL) -> KvSender:
-    return KvSender(rig.source, transport or MemoryTransport(rig.receiver), config)
+    return rig.sender(transport or rig.network(), config)
 
 
 async def send(sender: KvSender, rig: Rig, lease: Lease[str]) -> TransferOutcome:
@@ -102,7 +101,7 @@ async def test_everything_held_commits_without_a_frame() -> None:
 async def test_one_fault_ends_in_the_right_bytes_or_a_typed_error(fault: str, at: int) -> None:
     rig = make_rig()
     lease = rig.reserve(b"a", 70)
-    sender = sender_of(rig, FaultyTransport(MemoryTransport(rig.receiver), {at: fault}))
+    sender = sender_of(rig, FaultyTransport(rig.network(), {at: fault}))
     if fault == "stall":
         with pytest.raises(KvTransferFailed, match="no progress"):
             await send(sender, rig, lease)
@@ -120,7 +119,7 @@ async def test_a_lease_survives_a_cut_stream_and_takes_a_new_one_from_scratch() 
     rig = make_rig()
     lease = rig.reserve(b"a", 70)
     with pytest.raises(PeerLost):
-        await send(sender_of(rig, FaultyTransport(MemoryTransport(rig.receiver), {3: "cut"})), rig, lease)
+        await send(sender_of(rig, FaultyTransport(rig.network(), {3: "cut"})), rig, lease)
     assert lease.state is LeaseState.RESERVED
     assert (await send(sender_of(rig), rig, lease)).outcome == Committed()
     assert rig.has_all(lease, lease.block_ids)
@@ -140,7 +139,7 @@ def test_any_mix_of_faults_ends_and_never_commits_wrong_bytes(
         lease = rig.reserve(b"a", num_tokens)
         blocks = list(lease.block_ids)
         config = SenderConfig(max_frame_bytes=LAYER_BLOCK_BYTES, stall_timeout_s=0.01)
-        sender = sender_of(rig, FaultyTransport(MemoryTransport(rig.receiver), faults, bit), config)
+        sender = sender_of(rig, FaultyTransport(rig.network(), faults, bit), config)
         try:
             result = await send(sender, rig, lease)
         except (KvTransferFailed, PeerLost):
@@ -157,7 +156,7 @@ async def test_a_frame_that_never_arrives_intact_ends_the_attempt_as_corrupt() -
     rig = make_rig()
     lease = rig.reserve(b"a", 70)
     before = rig.pool.num_blocks
-    transport = FaultyTransport(MemoryTransport(rig.receiver), dict.fromkeys(range(4, 50), "corrupt"))
+    transport = FaultyTransport(rig.network(), dict.fromkeys(range(4, 50), "corrupt"))
     result = await send(sender_of(rig, transport), rig, lease)
     assert result.outcome == Gone(GoneReason.CORRUPT)
     assert rig.lost == [("a", "CORRUPT")]
@@ -168,7 +167,7 @@ async def test_a_frame_that_never_arrives_intact_ends_the_attempt_as_corrupt() -
 async def test_a_sender_gives_up_a_receiver_that_asks_for_ever() -> None:
     rig = make_rig(max_resends=100)
     lease = rig.reserve(b"a", 70)
-    transport = FaultyTransport(MemoryTransport(rig.receiver), dict.fromkeys(range(4, 500), "drop"))
+    transport = FaultyTransport(rig.network(), dict.fromkeys(range(4, 500), "drop"))
     with pytest.raises(KvTransferFailed, match="frame 4 did not reach decode-0 intact"):
         await send(sender_of(rig, transport), rig, lease)
     assert transport.num_sent == 5 + 3
@@ -194,9 +193,10 @@ async def test_a_cancelled_lease_refuses_late_frames_and_counts_them() -> None:
 async def test_another_incarnation_is_fenced() -> None:
     rig = make_rig()
     lease = rig.reserve(b"a", 70)
-    async with sender_of(rig).transfer(
-        rig.kv_source(lease), target_of(lease, incarnation=INCARNATION + 1)
-    ) as transfer:
+    network = rig.network()
+    await network.pair(Peer(worker="decode-0", incarnation=INCARNATION + 1, address="memory"))
+    other = target_of(lease, incarnation=INCARNATION + 1)
+    async with sender_of(rig, network).transfer(rig.kv_source(lease), other) as transfer:
         assert (await transfer.commit(TOKEN)).outcome == Gone(GoneReason.FENCED)
     assert lease.state is LeaseState.RESERVED
     assert rig.leases.num_refused_writes == 1
@@ -221,7 +221,7 @@ async def test_leaving_the_context_in_the_middle_leaves_the_receiver_as_before()
 async def test_cancelling_the_waiting_caller_ends_the_transfer() -> None:
     rig = make_rig()
     lease = rig.reserve(b"a", 70)
-    sender = sender_of(rig, FaultyTransport(MemoryTransport(rig.receiver), {2: "stall"}), SenderConfig())
+    sender = sender_of(rig, FaultyTransport(rig.network(), {2: "stall"}), SenderConfig())
     task = asyncio.create_task(send(sender, rig, lease))
     await until(lambda: rig.receiver.num_open_writes == 1)
     task.cancel()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtransfer.contract import KvFormat
-from kvtransfer.wire import HEADER_BYTES, FrameError, FrameLimits, FrameSpec, decode, encode_header
+from kvtransfer.wire import HEADER_BYTES, Frame, FrameError, FrameLimits, FrameSpec, decode, encode_header
 
 FORMAT = KvFormat(dtype="bfloat16", layout="NHD", block_size=4, num_layers=3, num_kv_heads=2, head_dim=2)
 LIMITS = FrameLimits(num_tokens=30, max_payload_bytes=4096)
@@ -20,7 +20,11 @@ PAYLOAD = bytes(range(192)) * 2  # 3 blocks x 2 layers x 64 bytes
 
 
 def frame_of(spec: FrameSpec = SPEC, payload: bytes = PAYLOAD) -> bytes:
-    return encode_header(spec, FORMAT, memoryview(payload)) + payload
+    return encode_header(spec, FORMAT, [memoryview(payload)]) + payload
+
+
+def read(buffer: bytes, fmt: KvFormat, limits: FrameLimits) -> Frame:
+    return decode(buffer[:HEADER_BYTES], memoryview(buffer)[HEADER_BYTES:], fmt, limits)
 
 
 def forged(frame: bytes, offset: int, fields: str, *values: object) -> bytes:
@@ -71,7 +75,7 @@ def frames(draw: st.DrawFn) -> tuple[KvFormat, FrameLimits, FrameSpec, bytes]:
 @given(frames())
 def test_a_frame_round_trips(case: tuple[KvFormat, FrameLimits, FrameSpec, bytes]) -> None:
     fmt, limits, spec, payload = case
-    frame = decode(encode_header(spec, fmt, memoryview(payload)) + payload, fmt, limits)
+    frame = read(encode_header(spec, fmt, [memoryview(payload)]) + payload, fmt, limits)
     assert frame.spec == spec
     assert bytes(frame.payload) == payload
 
@@ -82,16 +86,16 @@ def test_any_single_flipped_bit_is_refused() -> None:
         flipped = bytearray(frame)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(FrameError):
-            decode(bytes(flipped), FORMAT, LIMITS)
+            read(bytes(flipped), FORMAT, LIMITS)
 
 
 def test_a_frame_cut_anywhere_or_continued_is_refused() -> None:
     frame = frame_of()
     for length in range(len(frame)):
         with pytest.raises(FrameError):
-            decode(frame[:length], FORMAT, LIMITS)
+            read(frame[:length], FORMAT, LIMITS)
     with pytest.raises(FrameError):
-        decode(frame + b"\0", FORMAT, LIMITS)
+        read(frame + b"\0", FORMAT, LIMITS)
 
 
 @settings(max_examples=200)
@@ -99,7 +103,7 @@ def test_a_frame_cut_anywhere_or_continued_is_refused() -> None:
 def test_noise_is_refused(noise: bytes) -> None:
     for buffer in (noise, b"BKVF" + noise, frame_of()[:20] + noise):
         with pytest.raises(FrameError):
-            decode(buffer, FORMAT, LIMITS)
+            read(buffer, FORMAT, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -130,17 +134,17 @@ def test_a_wrong_field_is_refused_even_with_a_fitting_digest(
     offset: int, fields: str, values: tuple[object, ...], reason: str
 ) -> None:
     with pytest.raises(FrameError) as caught:
-        decode(forged(frame_of(), offset, fields, *values), FORMAT, LIMITS)
+        read(forged(frame_of(), offset, fields, *values), FORMAT, LIMITS)
     assert caught.value.reason == reason
 
 
 def test_a_payload_above_the_limit_is_refused_before_its_digest_is_computed() -> None:
     with pytest.raises(FrameError) as caught:
-        decode(frame_of(), FORMAT, dataclasses.replace(LIMITS, max_payload_bytes=383))
+        read(frame_of(), FORMAT, dataclasses.replace(LIMITS, max_payload_bytes=383))
     assert caught.value.reason == "size"
 
 
 def test_one_block_of_one_layer_is_taken_whatever_the_limit() -> None:
     spec = FrameSpec(index=0, first_block=0, num_blocks=1, num_tokens=4, first_layer=0, num_layers=1)
     limits = dataclasses.replace(LIMITS, max_payload_bytes=1)
-    assert decode(frame_of(spec, bytes(64)), FORMAT, limits).spec == spec
+    assert read(frame_of(spec, bytes(64)), FORMAT, limits).spec == spec

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from baton.errors import BatonError
 from baton.v1 import decode_service_pb2
 from decode_worker.worker import DecodeWorker
 from engine.block_pool import BlockPool
@@ -23,7 +24,10 @@ from kvtransfer import wire
 from kvtransfer.contract import Answer, Committed, Gone, GoneReason, Ticket
 from kvtransfer.lease_table import LeaseTable
 from kvtransfer.receiver import IncomingWrite, KvReceiver
+from kvtransfer.sender import Transfer
+from kvtransfer.slots import SlotTable
 from prefill_worker.credits import CreditTable
+from prefill_worker.pairs import Pairs
 from prefill_worker.worker import PrefillWorker
 from router.generation import Generation
 from router.link import WorkerLink
@@ -150,9 +154,9 @@ def lease_never_expires() -> Iterator[None]:
 def lease_renewed_by_the_sender() -> Any:
     frame = IncomingWrite.frame
 
-    def renewing(self: Any, buffer: Any, now: float) -> Any:
+    def renewing(self: Any, header: Any, payload: Any, now: float) -> Any:
         self._receiver.leases.renew([self.lease.attempt_id], now)
-        return frame(self, buffer, now)
+        return frame(self, header, payload, now)
 
     return patch.object(IncomingWrite, "frame", renewing)
 
@@ -321,3 +325,62 @@ def preemption_forgets_tokens() -> Any:
         decode_said(self, event, assignment, legs)
 
     return patch.object(Generation, "_decode_said", forgetful)
+
+
+@mutant("a request is given KV that is not computed yet: its layers are told too early")
+def layers_told_too_early() -> Any:
+    on_layers = PrefillWorker._on_layers
+
+    def early(self: Any, num_layers: int, stored: Any) -> None:
+        on_layers(self, min(num_layers + 1, self._engine.cache.shape.num_layers), stored)
+
+    return patch.object(PrefillWorker, "_on_layers", early)
+
+
+@mutant("KV is overwritten while it is read: its slots were given away under a sender that was cut off")
+def slots_not_quarantined() -> Any:
+    end = SlotTable.end
+
+    def at_once(self: Any, write: Any, now: float, *, is_quiet: bool) -> None:
+        end(self, write, now, is_quiet=True)
+
+    return patch.object(SlotTable, "end", at_once)
+
+
+@mutant("KV is overwritten while it is read: a sender that lives was taken for dead")
+def sender_taken_for_dead() -> Any:
+    def met(self: Any, sender: Any) -> None:
+        for quarantine in self._quarantined:
+            self._free.extend(quarantine.slots)
+        self._quarantined.clear()
+
+    return patch.object(SlotTable, "met", met)
+
+
+@mutant("KV is overwritten while it is read: a sender says that it is quiet, and still writes")
+def quiet_said_too_early() -> Any:
+    async def leave_it(self: Any) -> None:
+        """What is on its way goes on."""
+
+    return patch.object(Transfer, "_stop_posting", leave_it)
+
+
+@mutant("slots whose write has ended are lost, and KV goes a slow way for ever")
+def slots_leaked() -> Any:
+    return patch.object(SlotTable, "end", lambda self, write, now, *, is_quiet: None)
+
+
+@mutant("a decode worker that could not be reached once gets no prompts any more")
+def pair_tried_once() -> Any:
+    async def reach(self: Any, peer: Any) -> None:
+        try:
+            self._set(peer.incarnation, await self._transport.pair(peer))
+        except BatonError as error:
+            self._set(peer.incarnation, error)
+
+    return patch.object(Pairs, "_reach", reach)
+
+
+@mutant("connections to decode workers that are long dead are kept")
+def pair_never_parted() -> Any:
+    return patch.object(Pairs, "part", lambda self, session_id, incarnation: None)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from engine.batch import ForwardBatch, Int64Array, Scores, StepOutput, TopTokens
-from engine.step_runner import StepRunner
+from engine.step_runner import OnLayers, StepRunner
 from kvtransfer.contract import FirstToken
 from tests.prefill_worker.test_worker import A, rig
 
@@ -18,8 +18,8 @@ class Scorer:
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
 
-    async def execute(self, batch: ForwardBatch) -> StepOutput:
-        output = await self._runner.execute(batch)
+    async def execute(self, batch: ForwardBatch, on_layers: OnLayers | None = None) -> StepOutput:
+        output = await self._runner.execute(batch, on_layers)
         top = _rivals(output.token_ids, batch.sampling.num_top_logprobs)
         if batch.scored is None:
             return dataclasses.replace(output, top=top)

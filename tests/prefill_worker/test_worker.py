@@ -12,7 +12,7 @@ import pytest
 
 from baton.errors import IncompatiblePeer, InvalidRequest, PeerLost
 from baton.v1 import common_pb2
-from kvtransfer.contract import TransferTarget
+from kvtransfer.contract import Ticket, TransferTarget
 from prefill_worker.worker import PrefillWorker
 from tests.cluster import make_decode, make_prefill
 from tests.fakes import FINGERPRINT, KvNetwork, expected_answer, until
@@ -42,7 +42,6 @@ class Rig:
             "lease_id": lease.lease_id,
             "worker": "decode-0",
             "incarnation": 2,
-            "address": self.decode.transfer_address,
         } | fields
 
     def prefill(self, attempt_id: bytes, prompt: list[int], *, cost: int = 50, **fields: Any) -> None:
@@ -73,6 +72,8 @@ async def rig(**options: Any) -> AsyncIterator[Rig]:
         await router.next("hello")
         await router.next("capacity")
         assert (await router.next("credit_grant")).tokens == 100
+        router.send(pair={"worker": "decode-0", "incarnation": 2, "address": decode.transfer_address})
+        assert (await router.next("pair_status")).transport == "memory"
         yield Rig(worker, decode, network, router)
 
 
@@ -118,7 +119,7 @@ async def test_a_resumed_request_goes_on_where_it_was() -> None:
 
 async def test_a_first_token_that_ends_the_request_needs_no_receiver() -> None:
     async with rig() as r:
-        r.prefill(A, list(range(10)), max_tokens=1, target={"lease_id": A, "address": "nowhere"})
+        r.prefill(A, list(range(10)), max_tokens=1, target={"lease_id": A, "incarnation": 3})
         await r.router.next("credit_grant")
         assert (await r.router.next("token")).finish_reason == common_pb2.FINISH_REASON_LENGTH
         assert (await r.router.next("ended")).finished
@@ -251,7 +252,7 @@ async def test_a_lease_that_is_gone_is_reported_by_its_reason() -> None:
 
 async def test_a_receiver_that_is_not_there_fails_the_attempt_not_the_token() -> None:
     async with rig() as r:
-        target = r.target(A, list(range(10)), address="nowhere")
+        target = r.target(A, list(range(10)), incarnation=3)
         r.prefill(A, list(range(10)), target=target)
         await r.router.next("credit_grant")
         await r.router.next("token")
@@ -264,11 +265,13 @@ async def test_whatever_ends_a_transfer_ends_its_attempt(
 ) -> None:
     async with rig() as r:
 
-        async def broken(target: TransferTarget) -> None:
+        @asynccontextmanager
+        async def broken(ticket: Ticket, target: TransferTarget) -> AsyncIterator[None]:
             # As gRPC does to a call whose channel is closed under it.
             raise asyncio.CancelledError
+            yield
 
-        monkeypatch.setattr(r.network, "connect", broken)
+        monkeypatch.setattr(r.network, "open", broken)
         r.prefill(A, list(range(10)))
         await r.router.next("credit_grant")
         await r.router.next("token")

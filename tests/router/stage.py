@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from baton.errors import BatonError, to_failure
 from baton.identity import Identity
 from baton.limits import Limits
 from baton.ports import WorkerInfo
@@ -30,6 +31,7 @@ from tests.fakes import FINGERPRINT, GUARD_S, FakeRegistry, MemoryDialer, Memory
 PrefillUp = prefill_service_pb2.PrefillServiceSessionResponse
 DecodeUp = decode_service_pb2.DecodeServiceSessionResponse
 Failure = common_pb2.Failure
+NOBODY: Mapping[str, BatonError] = {}
 # Routers of one test must not draw the same attempt ids.
 SEEDS = itertools.count()
 
@@ -51,8 +53,11 @@ class PlayedWorker:
         session.send(self.up(hello=self.identity.hello()))
         self.open(session)
         async for message in session:
-            if message.WhichOneof("message") not in ("hello", "heartbeat"):
-                self.commands.put_nowait(message)
+            self.hear(message)
+
+    def hear(self, message: Any) -> None:
+        if message.WhichOneof("message") not in ("hello", "heartbeat"):
+            self.commands.put_nowait(message)
 
     def open(self, session: MemorySession) -> None:
         raise NotImplementedError
@@ -76,11 +81,36 @@ class PlayedWorker:
 
 
 class PlayedPrefill(PlayedWorker):
+    """A prefill worker that answers introductions by itself.
+
+    unreachable: why it cannot reach decode workers, by their name; it reaches all others.
+    introductions: what it was told of decode workers, over all of its sessions.
+    """
+
     up = PrefillUp
 
-    def __init__(self, name: str, incarnation: int, budget: int) -> None:
+    def __init__(
+        self, name: str, incarnation: int, budget: int, unreachable: Mapping[str, BatonError]
+    ) -> None:
         super().__init__(name, common_pb2.ROLE_PREFILL, incarnation)
         self.budget = budget
+        self.unreachable = dict(unreachable)
+        self.introductions: list[Any] = []
+
+    def hear(self, message: Any) -> None:
+        match message.WhichOneof("message"):
+            case "pair":
+                self.introductions.append(message.pair)
+                error = self.unreachable.get(message.pair.worker)
+                state = {"failure": to_failure(error)} if error else {"transport": "grpc"}
+                self.pair_status(message.pair.incarnation, **state)
+            case "part":
+                self.introductions.append(message.part)
+            case _:
+                super().hear(message)
+
+    def pair_status(self, incarnation: int, **state: Any) -> None:
+        self.send(pair_status=prefill_service_pb2.PairStatus(incarnation=incarnation, **state))
 
     def open(self, session: MemorySession) -> None:
         capacity = prefill_service_pb2.PrefillCapacity(num_blocks=64, block_size=16)
@@ -175,8 +205,10 @@ class Stage:
     numbers: Any = field(default_factory=lambda: itertools.count(1))
     runs: list[Run] = field(default_factory=list)
 
-    async def prefill(self, name: str = "prefill-0", budget: int = 4096) -> PlayedPrefill:
-        worker = PlayedPrefill(name, next(self.numbers), budget)
+    async def prefill(
+        self, name: str = "prefill-0", budget: int = 4096, unreachable: Mapping[str, BatonError] = NOBODY
+    ) -> PlayedPrefill:
+        worker = PlayedPrefill(name, next(self.numbers), budget, unreachable)
         await self.enter(worker, "prefill")
         await until(lambda: any(link.name == name and link.credit for link in self.fleet.prefill_links()))
         return worker
@@ -191,6 +223,15 @@ class Stage:
         self.dialer.workers[name] = worker.serve
         self.registry.announce(info_of(worker, role))
         await until(lambda: any(link.name == name and link.is_ready for link in self.fleet.links))
+        await until(self.all_introduced)
+
+    def all_introduced(self) -> bool:
+        """Whether every prefill worker has said how it stands with every decode worker."""
+        return not any(
+            "has not tried yet" in pair.reason
+            for link in self.fleet.prefill_links()
+            for pair in link.status().pairs
+        )
 
     def kill(self, name: str) -> None:
         """The process is gone: its sessions break, and nobody answers any more."""

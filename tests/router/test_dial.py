@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from baton.identity import Identity
 from baton.ports import WorkerInfo
+from baton.rpc import OpenChannel, open_channel
 from baton.rpc_server import Registration, RpcServer
+from baton.tls import TlsFiles
 from baton.v1 import common_pb2
 from baton.v1.decode_service_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.v1.prefill_service_pb2_grpc import add_PrefillServiceServicer_to_server
@@ -22,6 +25,7 @@ from prefill_worker.service import PrefillServicer
 from router.decode_link import DecodeLink
 from router.dial import decode_dialer, prefill_dialer
 from router.prefill_link import PrefillLink
+from tests.certificates import Authority
 from tests.cluster import make_decode, make_prefill
 from tests.fakes import FINGERPRINT, KvNetwork, until
 
@@ -44,19 +48,26 @@ class Node:
         self.registration = Registration(name=name, add=add)
         self.changes = 0
 
-    def link(self, server: RpcServer, identity: Identity = ROUTER, incarnation: int = 3) -> Any:
+    def link(
+        self,
+        server: RpcServer,
+        identity: Identity = ROUTER,
+        incarnation: int = 3,
+        opener: OpenChannel = open_channel,
+    ) -> Any:
         info = WorkerInfo(name="w", role=self.role, incarnation=incarnation, address=server.address)
         if self.role == "prefill":
-            return PrefillLink(info, identity, prefill_dialer(), self.changed)
-        return DecodeLink(info, identity, decode_dialer(), self.changed)
+            return PrefillLink(info, identity, prefill_dialer(opener), self.changed, self.changed)
+        return DecodeLink(info, identity, decode_dialer(opener), self.changed, self.changed)
 
     def changed(self) -> None:
         self.changes += 1
 
 
 @asynccontextmanager
-async def served(node: Node) -> AsyncIterator[RpcServer]:
-    async with await RpcServer.start([node.registration]) as server:
+async def served(node: Node, tls: TlsFiles | None = None) -> AsyncIterator[RpcServer]:
+    credentials = tls.server_credentials() if tls else None
+    async with await RpcServer.start([node.registration], credentials=credentials) as server:
         yield server
 
 
@@ -73,7 +84,8 @@ async def test_a_link_becomes_ready_and_knows_the_workers_capacity(node: Node) -
         if node.role == "prefill":
             await until(lambda: link.credit == 70)
         else:
-            assert (link.num_free_blocks, link.transfer_address) == (64, node.worker.transfer_address)
+            assert link.num_free_blocks == 64
+            assert link.introduction.address == node.worker.transfer_address
         assert node.changes > 0
         running.cancel()
         await asyncio.wait([running])
@@ -112,3 +124,34 @@ async def test_a_dead_worker_is_noticed_at_once(node: Node) -> None:
         async with asyncio.timeout(1):
             await running
         assert link.state == "lost"
+
+
+async def test_a_link_with_tls_becomes_ready(node: Node, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    router = replace(authority.issue("router"), server_name="worker.baton")
+    async with served(node, authority.issue("worker.baton")) as server:
+        link = node.link(server, opener=router.opener())
+        running = asyncio.create_task(link.run())
+        await until(lambda: link.is_ready)
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_a_router_that_a_worker_does_not_let_in_says_why(
+    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Authority(tmp_path).issue("127.0.0.1")
+    stranger = Authority(tmp_path, "stranger").issue("router")
+    reasons = {
+        open_channel: "a port with TLS does so to a peer without it, or without a certificate that it trusts",
+        stranger.opener(): "its certificate does not pass the check against tls_ca",
+    }
+    async with served(node, worker) as server:
+        for opener, reason in reasons.items():
+            link = node.link(server, opener=opener)
+            async with asyncio.timeout(5):
+                await link.run()
+            assert link.state == "lost"
+            assert reason in link.reason
+            assert caplog.records[-1].msg["event"] == "worker lost"
+            assert reason in caplog.records[-1].msg["reason"]

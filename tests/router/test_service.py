@@ -324,3 +324,4 @@ async def test_the_models_and_the_cluster_are_described(tmp_path: Path) -> None:
             ("<128", 0, 1), ("128-255", 0, 0), ("256-511", 0, 0), (">=512", 0, 0),
         ]  # fmt: skip
         assert status.workers[1].credit_tokens == 400
+        assert [pair.worker for pair in status.workers[1].pairs] == ["decode-0"]

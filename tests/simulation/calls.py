@@ -20,6 +20,8 @@ from tests.simulation.virtual_loop import Process
 
 Metadata = tuple[tuple[str, str], ...]
 OK = Over("OK", "")
+# A caller says that it sends nothing more.
+DONE_WRITING = object()
 
 
 class Tap(Protocol):
@@ -82,6 +84,17 @@ class ClientCall:
         data = message.SerializeToString()
         self._end.out.num_waiting_bytes += len(data)
         self._end.out.push(data)
+
+    async def done_writing(self) -> None:
+        """The server reads the end of the requests, and may go on answering."""
+        if self._end.over is not None:
+            raise asyncio.InvalidStateError("RPC already finished.")
+        self._end.out.push(DONE_WRITING)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes of the call."""
+        return self._end.over is not None
 
     def expire_in(self, remaining_s: float) -> None:
         """Ends the call at its deadline, as gRPC does at the caller."""
@@ -159,6 +172,7 @@ class ServerCall:
         self._decode = decode
         self._tap = tap
         self._has_headers = False
+        self._has_all = False
         self._deadline_at: float | None = None
         if opening.remaining_s is not None:
             self._deadline_at = asyncio.get_running_loop().time() + opening.remaining_s
@@ -186,8 +200,9 @@ class ServerCall:
         await _send(self._end, data)
 
     async def read(self) -> Any:
-        item = await self._end.next()
-        if isinstance(item, Over):
+        item = None if self._has_all else await self._end.next()
+        if item is None or item is DONE_WRITING or isinstance(item, Over):
+            self._has_all = True
             return grpc.aio.EOF
         self._end.into.consumed(len(item))
         message = self._decode(item)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from tests.simulation.nodes import (
     tokenizer,
 )
 from tests.simulation.plan import Fault, Plan, RequestPlan, probe
+from tests.simulation.rest import unrest_of
 from tests.simulation.sometimes import Sometimes
 from tests.simulation.trace import Trace
 from tests.simulation.virtual_loop import Process, State, VirtualLoop
@@ -51,8 +52,6 @@ OUTCOMES = frozenset(
         "OVERLOADED",
     }
 )
-# Tasks that exist for one request; none may outlive it.
-TRANSIENT = ("generation-", "transfer-", "kv-transfer-", "kv-answers-", "serve-kv", "serve-generate")
 
 
 class SimCluster:
@@ -66,7 +65,7 @@ class SimCluster:
         self.sometimes = Sometimes()
         rng = random.Random(f"{plan.seed}/latency")
         self.net = Network(lambda source, target: rng.choice((0.0005, 0.01, 0.05)), str(plan.seed))
-        self.around = Surroundings(plan, self.net, self, self.sometimes.hit)
+        self.around = Surroundings(plan, self.net, self, self.sometimes.hit, self.fail)
         self.nodes: dict[str, Node] = {}
         self._by_request: dict[str, Client] = {}
         self.past: list[Process] = []
@@ -164,6 +163,8 @@ class SimCluster:
                 self._guard(witness.committed, connection)
             case "gone":
                 self._guard(witness.refused, connection, message.gone)
+            case "granted":
+                self._granted(connection, message.granted.slots)
             case "lease_outcome":
                 self._guard(witness.told, message.lease_outcome)
 
@@ -197,6 +198,13 @@ class SimCluster:
         node = self.nodes.get(name)
         if isinstance(node, WorkerNode):
             node.check_blocks()
+
+    def _granted(self, connection: Connection, slots: Sequence[int]) -> None:
+        name = connection.names[1]
+        node = self.nodes[name]
+        assert isinstance(node, DecodeNode)
+        if node.arena is not None:
+            node.arena.granted(self._witnesses[name].attempt_of(connection), slots)
 
     def _check_resume(self, sequence: common_pb2.Sequence) -> None:
         """A request is its tokens: an attempt begins with all that the client has."""
@@ -317,53 +325,12 @@ class SimCluster:
 
     async def _rests(self, when: str, limit_s: float) -> bool:
         deadline = self.now() + limit_s
-        while (unrest := self._unrest()) and self.now() < deadline:
+        while (unrest := unrest_of(self.plan, self.nodes, self.clients)) and self.now() < deadline:
             if not await self._passed(self.now() + 0.25):
                 return False
         if unrest:
             self.fail(f"not at rest {limit_s:g} s {when}: {unrest}")
         return not unrest
-
-    def _unrest(self) -> str:
-        """What is not as it was before the first request; empty when all is."""
-        pending = [client.plan.request_id for client in self.clients if not client.outcome]
-        if pending:
-            return f"requests without an outcome: {' '.join(pending)}"
-        held = {name: {k: v for k, v in ledger.items() if v} for name, ledger in self.ledgers().items()}
-        if any(held.values()):
-            return f"held: { {name: counts for name, counts in held.items() if counts} }"
-        return self._tasks_left() or self._links_missing() or self._credit_astray()
-
-    def _tasks_left(self) -> str:
-        names = [name for node in self.nodes.values() for name in node.process.living()]
-        left = [name for name in names if name.startswith(TRANSIENT)]
-        return f"tasks: {' '.join(left)}" if left else ""
-
-    def _links_missing(self) -> str:
-        for router in self._routers():
-            ready = {link.info.incarnation for link in router.fleet.links if link.is_ready}
-            for node in self.nodes.values():
-                if isinstance(node, WorkerNode) and node.incarnation not in ready:
-                    return f"{router.name} has no session with {node.name}"
-        return ""
-
-    def _credit_astray(self) -> str:
-        for node in self.nodes.values():
-            if not isinstance(node, PrefillNode):
-                continue
-            table = node.worker._credits
-            known = sum(
-                link.credit
-                for router in self._routers()
-                for link in router.fleet.prefill_links()
-                if link.info.incarnation == node.incarnation
-            )
-            if table.num_free + known != table.budget:
-                return f"{node.name}: {table.num_free} free, routers know of {known} of {table.budget}"
-        return ""
-
-    def _routers(self) -> list[RouterNode]:
-        return [node for node in self.nodes.values() if isinstance(node, RouterNode)]
 
     def _probe(self) -> None:
         """New requests on the healed cluster, no more than any queue takes; every other one is cancelled."""

@@ -10,7 +10,7 @@ import atexit
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from baton.registry import registering
 from baton.v1 import common_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
 from baton.v1.inference_service_pb2 import GenerateRequest
+from baton.v1.kv_transfer_service_pb2 import PairRequest
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
 from decode_worker.service import DecodeServicer
 from decode_worker.worker import DecodeWorker
@@ -34,9 +35,11 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kv_cache import CacheShape, KVCache
 from engine.scheduler import Scheduler
+from kvtransfer.outgoing import CacheFrame, HostReader
 from kvtransfer.sender import KvSender, SenderConfig
-from kvtransfer.transports.grpc import GrpcKvService
+from kvtransfer.transports.client import ClientConfig
 from kvtransfer.transports.grpc_codec import decode_request
+from kvtransfer.transports.service import KvService
 from prefill_worker.service import PrefillServicer
 from prefill_worker.worker import PrefillWorker
 from router.buckets import BucketQueue
@@ -48,14 +51,19 @@ from router.service import InferenceServicer
 from router.text import Text
 from tests.fakes import FINGERPRINT
 from tests.router.tiny_text import at_once, byte_tokenizer, model_dir
+from tests.simulation.arena import MemoryArena, Wire
 from tests.simulation.calls import Caller, Method, Server, ServerCall, Tap
+from tests.simulation.channel import SimChannel
 from tests.simulation.dial import SimDialer
-from tests.simulation.kv import FrameFaults, SimKvTransport
+from tests.simulation.kv import FrameFaults, SentFrame, SimKvClient
 from tests.simulation.net import Network
 from tests.simulation.plan import KV_SHAPE, Plan, WorkerPlan
 from tests.simulation.registry import RegistryClient, RegistryServer
 from tests.simulation.steps import SimStepRunner
 from tests.simulation.virtual_loop import Process
+
+# What reading frames out of the cache takes, on another thread than the event loop's.
+READ_S = 0.001
 
 
 @cache
@@ -75,11 +83,21 @@ def tokenizer() -> Tokenizer:
 class Surroundings:
     """What every node of one simulation shares."""
 
-    def __init__(self, plan: Plan, net: Network, tap: Tap, hit: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        net: Network,
+        tap: Tap,
+        hit: Callable[[str], None],
+        fail: Callable[[str], None],
+    ) -> None:
         self.plan = plan
         self.net = net
         self.tap = tap
         self.hit = hit
+        self.fail = fail
+        # The memory of all decode workers that there have been, by nonce.
+        self.segments: dict[bytes, MemoryArena] = {}
         self.registry = RegistryServer()
         self.frame_faults = FrameFaults(random.Random(f"{plan.seed}/frames"))
 
@@ -155,13 +173,13 @@ class WorkerNode(Node):
         config = EngineConfig(
             block_size=plan.block_size, max_batch_tokens=64, chunk_tokens=16, max_running=16
         )
-        runner: Any = SimStepRunner(kv_cache, self._step, self.check_blocks)
+        runner: Any = SimStepRunner(kv_cache, self._cost_s, self.check_blocks)
         scheduler = Scheduler(pool, model().limits, config=config)
         return Engine(runner=runner, cache=kv_cache, pool=pool, scheduler=scheduler)
 
-    async def _step(self, batch: ForwardBatch) -> None:
+    def _cost_s(self, batch: ForwardBatch) -> float:
         cost_s = self.plan.step_s * (0.5 + batch.num_tokens / 32) * self.rng.uniform(0.8, 1.2)
-        await asyncio.sleep(cost_s * self.slowness)
+        return cost_s * self.slowness
 
 
 class PrefillNode(WorkerNode):
@@ -169,21 +187,67 @@ class PrefillNode(WorkerNode):
 
     def __init__(self, plan: WorkerPlan, life: int, around: Surroundings) -> None:
         super().__init__(plan, life, around)
-        caller = Caller(around.net, self.process, around.tap)
-        transport = SimKvTransport(caller, around.frame_faults, around.plan.kv_window_bytes)
         sender = SenderConfig(
-            max_frame_bytes=around.plan.max_frame_bytes, stall_timeout_s=around.plan.stall_timeout_s
+            max_frame_bytes=around.plan.max_frame_bytes,
+            stall_timeout_s=around.plan.stall_timeout_s,
+            has_digests=plan.has_digests,
         )
+        reader = HostReader(self.engine.cache)
+        identity = self.identity(common_pb2.ROLE_PREFILL)
+        self.transport = self._transport(identity, reader)
         self.worker: PrefillWorker = PrefillWorker(
-            identity=self.identity(common_pb2.ROLE_PREFILL),
+            identity=identity,
             engine=self.engine,
             limits=model().limits,
-            sender=KvSender(self.engine.cache, transport, sender),
+            sender=KvSender(reader, self.transport, sender),
             credit_tokens=plan.credit_tokens,
             pid=1,
+            rng=self.rng,
         )
         session = _session(PrefillServicer(self.worker).Session)
         self.start({"prefill": Method(session, PrefillServiceSessionRequest.FromString)})
+
+    def _transport(self, identity: Identity, reader: HostReader) -> SimKvClient:
+        plan, around = self.around.plan, self.around
+        caller = Caller(around.net, self.process, around.tap)
+        rng = random.Random(f"{plan.seed}/{self.name}/{self.incarnation}/kv")
+
+        def dial(address: str) -> SimChannel:
+            return SimChannel(caller, address.partition(":")[0], plan.kv_window_bytes)
+
+        async def read_cache(function: Callable[[], Any]) -> Any:
+            await asyncio.sleep(READ_S * self.slowness)
+            return function()
+
+        return SimKvClient(
+            identity,
+            reader.format,
+            faults=around.frame_faults,
+            segment=self._segment,
+            posted=self._posted,
+            wire=Wire(
+                delay_s=plan.carrier_delay_s, failures=plan.carrier_failures, rng=rng, fail=around.fail
+            ),
+            config=ClientConfig(max_frame_bytes=plan.max_frame_bytes, has_digests=self.plan.has_digests),
+            offload=read_cache,
+            dial=dial,
+        )
+
+    def _segment(self, nonce: bytes) -> MemoryArena | None:
+        arena = self.around.segments[nonce]
+        hosts = {worker.name: worker.host for worker in self.around.plan.workers}
+        return arena if hosts[arena.name] == self.plan.host else None
+
+    def _posted(self, frames: Sequence[SentFrame]) -> None:
+        num_computed = {
+            request.attempt_id: request.num_computed_tokens for request in self.engine.scheduler.completing
+        }
+        for frame in frames:
+            assert isinstance(frame.frame, CacheFrame)
+            spec = frame.frame.spec
+            num_tokens = spec.first_block * self.plan.block_size + spec.num_tokens
+            if num_tokens > num_computed.get(frame.attempt_id, num_tokens):
+                self.around.hit("layers were sent before their step had ended")
 
 
 class DecodeNode(WorkerNode):
@@ -191,6 +255,7 @@ class DecodeNode(WorkerNode):
 
     def __init__(self, plan: WorkerPlan, life: int, around: Surroundings) -> None:
         super().__init__(plan, life, around)
+        self.arena = self._arena() if plan.num_slots else None
         self.worker: DecodeWorker = DecodeWorker(
             identity=self.identity(common_pb2.ROLE_DECODE),
             engine=self.engine,
@@ -198,17 +263,30 @@ class DecodeNode(WorkerNode):
             pid=1,
             lease_ttl_s=around.plan.lease_ttl_s,
             rng=self.rng,
+            arena=self.arena,  # type: ignore[arg-type]
         )
         self.worker.transfer_address = f"{self.name}:1"
         session = _session(DecodeServicer(self.worker).Session)
-        kv: Any = GrpcKvService(self.worker.receiver)
+        kv: Any = self.worker.transfers
         self.start(
             {
                 "decode": Method(session, DecodeServiceSessionRequest.FromString),
                 "kv": Method(partial(kv.write, None), decode_request),
+                "pair": Method(partial(_pair, kv), PairRequest.FromString),
                 "connect": Method(_nothing, bytes),
             }
         )
+
+    def check_blocks(self) -> None:
+        super().check_blocks()
+        if self.arena is not None:
+            self.arena.check()
+
+    def _arena(self) -> MemoryArena:
+        nonce = random.Random(f"{self.incarnation}/nonce").randbytes(16)
+        arena = MemoryArena(self.name, self.plan.num_slots, self.around.plan, nonce, self.around.hit)
+        self.around.segments[nonce] = arena
+        return arena
 
 
 class RouterNode(Node):
@@ -274,6 +352,10 @@ def _session(session: Any) -> Callable[[ServerCall], Any]:
 async def _generate(generate: Any, call: ServerCall) -> None:
     # The request came with the opening; nobody else reads.
     await generate(await call.read(), call)
+
+
+async def _pair(service: KvService, call: ServerCall) -> None:
+    await call.write(await service.pair(await call.read(), call))
 
 
 async def _nothing(_call: ServerCall) -> None:

@@ -33,6 +33,10 @@ class WorkerPlan:
     dtype: str
     step_s: float
     credit_tokens: int
+    # Of the memory that it shares with others there; a decode worker's slots in it.
+    host: str = ""
+    num_slots: int = 0
+    has_digests: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,11 @@ class Plan:
     max_attempts: int
     requests: tuple[RequestPlan, ...]
     faults: tuple[Fault, ...]
+    slot_bytes: int = 4096
+    max_slots_per_write: int = 16
+    retire_s: float = 60.0
+    carrier_delay_s: float = 0.0
+    carrier_failures: float = 0.0
 
     def without(self, index: int) -> Plan:
         """The same plan with one fault left out."""
@@ -100,6 +109,8 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
         for role in ("prefill", "decode")
         for index in range(rng.choice((1, 2, 2, 3)))
     )
+    workers = _with_memory(seed, workers)
+    slots = random.Random(f"{seed}/slots")
     # Below the 2 s after which a silent session ends, only the lease itself can tell that its router is gone.
     lease_ttl_s = rng.choice((1.4, 1.4, 2.5, 5.0))
     return Plan(
@@ -114,7 +125,12 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
         max_queue=rng.choice((4, 64, 64)),
         max_attempts=rng.choice((3, 6)),
         requests=_requests(seed, routers, is_crowded, num_requests),
-        faults=_faults(seed, routers, workers, lease_ttl_s),
+        faults=_faults(seed, routers, workers, lease_ttl_s) + _cuts(seed, workers),
+        slot_bytes=slots.choice((4096, 4096, 4096, 512)),
+        max_slots_per_write=slots.choice((1, 4, 16)),
+        retire_s=slots.choice((4.0, 60.0)),
+        carrier_delay_s=slots.choice((0.0, 0.0, 0.05, 0.2, 0.5)),
+        carrier_failures=slots.choice((0.0, 0.0, 0.05)),
     )
 
 
@@ -134,6 +150,24 @@ def _worker(role: str, index: int, is_crowded: bool, rng: random.Random) -> Work
         step_s=step_s,
         credit_tokens=rng.choice((60, 120, 400)),
     )
+
+
+def _with_memory(seed: int, workers: tuple[WorkerPlan, ...]) -> tuple[WorkerPlan, ...]:
+    """Which workers share a host, how many slots there are, and a prefill worker that nobody takes KV of."""
+    rng = random.Random(f"{seed}/memory")
+    num_slots, num_hosts = rng.choice((0, 2, 6, 24)), rng.choice((1, 1, 2))
+    placed = [
+        replace(
+            worker,
+            host=f"host-{rng.randrange(num_hosts)}",
+            num_slots=num_slots if worker.role == "decode" else 0,
+        )
+        for worker in workers
+    ]
+    num_prefill = sum(worker.role == "prefill" for worker in workers)
+    if num_prefill > 1 and rng.random() < 0.1:
+        placed[num_prefill - 1] = replace(placed[num_prefill - 1], has_digests=False)
+    return tuple(placed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +287,23 @@ def _storm(rng: random.Random, routers: tuple[str, ...], names: list[str]) -> li
         )
         for _ in range(rng.randint(4, 8))
     ]
+
+
+def _cuts(seed: int, workers: tuple[WorkerPlan, ...]) -> tuple[Fault, ...]:
+    """Connections between workers that break again and again, while payloads are on their way into slots."""
+    rng = random.Random(f"{seed}/cuts")
+    if not any(worker.num_slots for worker in workers) or rng.random() < 0.6:
+        return ()
+    names = {role: [w.name for w in workers if w.role == role] for role in ("prefill", "decode")}
+    return tuple(
+        Fault(
+            at=rng.uniform(2.0, FAULT_PHASE_S - 2),
+            kind="reset",
+            target=(rng.choice(names["prefill"]), rng.choice(names["decode"])),
+            lasts_s=0.1,
+        )
+        for _ in range(60)
+    )
 
 
 def _naps(rng: random.Random, names: list[str], lease_ttl_s: float) -> list[Fault]:

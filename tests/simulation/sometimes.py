@@ -42,6 +42,17 @@ POINTS = (
     "a prefix was in a prefill worker's cache",
     "a prefix was in a decode worker's cache",
     "a prefix was pinned where nothing else was left",
+    "a pair was refused",
+    "a pair was not reached at once, and later",
+    "a pair that might share memory does not",
+    "a transport that failed in use was left",
+    "a write went through slots",
+    "a write found no free slot and went inside its stream",
+    "slots were quarantined",
+    "a new life of a sender freed the slots of the old one",
+    "slots were retired",
+    "a sender said that it is quiet",
+    "layers were sent before their step had ended",
 )
 RESUMES = ("resumed before the first token", "resumed during transfer", "resumed in mid-decode")
 
@@ -58,6 +69,7 @@ class Sometimes:
         self._aborted: dict[bytes, None] = {}
         self._committed: dict[bytes, None] = {}
         self._resent: dict[int, None] = {}
+        self._pairs: dict[tuple[int, int], str] = {}
 
     def hit(self, point: str) -> None:
         """A point was reached."""
@@ -72,7 +84,7 @@ class Sometimes:
             case "decode", False:
                 self._decode_event(message)
             case "prefill", False:
-                self._prefill_event(message)
+                self._prefill_event(connection, message)
             case "kv", _ if not isinstance(message, memoryview):
                 self._kv(connection, message)
 
@@ -144,7 +156,7 @@ class Sometimes:
         elif outcome.gone == common_pb2.GONE_REASON_EXPIRED:
             self.hit("lease expired")
 
-    def _prefill_event(self, message: Any) -> None:
+    def _prefill_event(self, connection: Connection, message: Any) -> None:
         match message.WhichOneof("message"):
             case "token" if not message.token.finish_reason:
                 self._first_tokens.setdefault(message.token.attempt_id, "prefill")
@@ -155,9 +167,30 @@ class Sometimes:
                     self.hit("a prefix was in a prefill worker's cache")
             case "credit_reclaim":
                 self.hit("credit reclaimed")
+            case "pair_status":
+                self._pair(connection, message.pair_status)
+
+    def _pair(self, connection: Connection, status: Any) -> None:
+        key = (connection.number, status.incarnation)
+        before = self._pairs.get(key, "")
+        self._pairs[key] = state = status.transport or status.failure.code
+        if state == "INCOMPATIBLE_PEER":
+            self.hit("a pair was refused")
+        elif status.transport and before and before.isupper():
+            self.hit("a pair was not reached at once, and later")
+        elif before == "shm" and state == "grpc":
+            self.hit("a transport that failed in use was left")
+        elif state == "grpc" and status.note:
+            self.hit("a pair that might share memory does not")
 
     def _kv(self, connection: Connection, message: Any) -> None:
         match message.WhichOneof("message"):
+            case "placed":
+                self.hit("a write went through slots")
+            case "quiet":
+                self.hit("a sender said that it is quiet")
+            case "granted" if not message.granted.slots:
+                self.hit("a write found no free slot and went inside its stream")
             case "resend":
                 self._resent[connection.number] = None
             case "committed" if connection.number in self._resent:

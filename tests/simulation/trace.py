@@ -79,10 +79,8 @@ def _describe(message: Any) -> Iterator[tuple[str, bytes, str]]:
         return
     if isinstance(message, bytes):
         return
-    fields = {field.name for field in message.DESCRIPTOR.fields}
-    kind = (
-        message.WhichOneof("message") if "hello" in fields or "open" in fields or "resend" in fields else None
-    )
+    oneofs = [oneof.name for oneof in message.DESCRIPTOR.oneofs]
+    kind = message.WhichOneof("message") if "message" in oneofs else None
     if kind is None:
         yield " ".join(str(message).split())[:44], b"", getattr(message, "request_id", "")
         return

@@ -52,6 +52,10 @@ class LeaseWitness:
         if not isinstance(message, memoryview) and message.WhichOneof("message") == "open":
             self._tickets[connection.number] = message.open
 
+    def attempt_of(self, connection: Connection) -> bytes:
+        """The attempt whose KV a stream carries."""
+        return self._tickets[connection.number].attempt_id
+
     def committed(self, connection: Connection) -> None:
         """The worker answered Committed on a KV stream; raises AssertionError if it must not."""
         ticket = self._tickets[connection.number]

@@ -7,18 +7,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import pytest
 
 from baton.cli.main import main
+from baton.tls import TlsFiles
 from baton.v1 import admin_service_pb2, common_pb2, inference_service_pb2
 from baton.v1.admin_service_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from baton.v1.inference_service_pb2_grpc import (
     InferenceServiceServicer,
     add_InferenceServiceServicer_to_server,
 )
+from tests.certificates import Authority
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,12 @@ class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
                 num_output_tokens=len(self.words),
                 seed=42,
                 timings=inference_service_pb2.Timings(
-                    bucket="<128", prefill_worker="prefill-0", decode_worker="decode-0", ttft_ms=12.5
+                    bucket="<128",
+                    prefill_worker="prefill-0",
+                    decode_worker="decode-0",
+                    ttft_ms=12.5,
+                    transfer_times=common_pb2.TransferTimes(open_ms=1.5, commit_ms=2.5),
+                    transfer_hidden_share=0.75,
                 ),
             )
         )
@@ -102,13 +111,43 @@ class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
         return self.status
 
 
-@pytest.fixture
-def router() -> Iterator[FakeRouter]:
+@contextmanager
+def running(credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeRouter]:
     fake = FakeRouter()
     server = grpc.server(ThreadPoolExecutor(max_workers=2))
     add_InferenceServiceServicer_to_server(fake, server)
     add_AdminServiceServicer_to_server(fake, server)
-    fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    any_port = "127.0.0.1:0"
+    port = (
+        server.add_secure_port(any_port, credentials) if credentials else server.add_insecure_port(any_port)
+    )
+    fake.address = f"127.0.0.1:{port}"
     server.start()
     yield fake
     server.stop(0).wait()
+
+
+@pytest.fixture
+def router() -> Iterator[FakeRouter]:
+    with running() as fake:
+        yield fake
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> TlsFiles:
+    """The files of a cluster on 127.0.0.1."""
+    return Authority(tmp_path).issue("127.0.0.1")
+
+
+@pytest.fixture
+def public_router(tls: TlsFiles) -> Iterator[FakeRouter]:
+    """With the TLS of a public port."""
+    with running(tls.public_server_credentials()) as fake:
+        yield fake
+
+
+@pytest.fixture
+def private_router(tls: TlsFiles) -> Iterator[FakeRouter]:
+    """With the TLS of an admin port."""
+    with running(tls.server_credentials()) as fake:
+        yield fake

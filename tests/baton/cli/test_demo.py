@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from baton.answer import Choice, Summary, Timings
+from baton.answer import Choice, Summary, Timings, TransferTimes
 from baton.cli.demo import PROMPTS, timings_table
 from baton.cli.demo_streams import DemoStreams
 
@@ -26,6 +26,16 @@ def summary(bucket: str, decode_worker: str) -> Summary:
         num_attempts=1,
         num_preemptions=0,
         transfer_tail_ms=1004.0,
+        transfer_times=TransferTimes(
+            open_ms=1.0,
+            wait_ms=0.0,
+            prepare_ms=900.0,
+            wire_ms=2000.0,
+            verify_ms=300.0,
+            convert_ms=700.0,
+            commit_ms=5.0,
+        ),
+        transfer_hidden_share=0.75,
     )
     return Summary(
         request_id="r",

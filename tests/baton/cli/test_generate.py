@@ -58,7 +58,17 @@ def test_json_holds_the_answers_and_the_summary(baton, router) -> None:
         assert answer["token_ids"] == [100, 101, 102]
         assert answer["finish_reason"] == "stop"
     assert shown["summary"]["choices"][1]["num_output_tokens"] == 3
-    assert shown["summary"]["timings"]["prefill_worker"] == "prefill-0"
+    timings = shown["summary"]["timings"]
+    assert (timings["prefill_worker"], timings["transfer_hidden_share"]) == ("prefill-0", 0.75)
+    assert timings["transfer_times"] == {
+        "open_ms": 1.5,
+        "wait_ms": 0.0,
+        "prepare_ms": 0.0,
+        "wire_ms": 0.0,
+        "verify_ms": 0.0,
+        "convert_ms": 0.0,
+        "commit_ms": 2.5,
+    }
 
 
 def test_several_answers_come_under_their_numbers(baton, router) -> None:

@@ -26,7 +26,6 @@ def cluster(router):
                 num_running=3,
                 kv_dtype="bfloat16",
                 pid=1234,
-                transport="grpc",
             ),
             admin_service_pb2.WorkerStatus(
                 name="prefill-0",
@@ -36,6 +35,13 @@ def cluster(router):
                 reason="num_layers differs [30 != 31]",
                 credit_tokens=4096,
                 pid=1235,
+                pairs=[
+                    admin_service_pb2.PairState(worker="decode-0", transport="shm"),
+                    admin_service_pb2.PairState(
+                        worker="decode-1", transport="grpc", reason="[/dev/shm] of another host"
+                    ),
+                    admin_service_pb2.PairState(worker="decode-2", reason="num_layers differs"),
+                ],
             ),
         ],
         buckets=[
@@ -47,10 +53,15 @@ def cluster(router):
     return router
 
 
+def rows_of(out: str) -> dict[str, list[str]]:
+    """Rows of the tables by their first cell."""
+    return {line.split()[0]: line.split() for line in out.splitlines() if line.split() and "->" not in line}
+
+
 def test_the_tables_show_workers_and_buckets(baton, cluster) -> None:
     ran = baton("status", "--address", cluster.address)
     assert ran.code == 0
-    rows = {line.split()[0]: line.split() for line in ran.out.splitlines() if line.split()}
+    rows = rows_of(ran.out)
     assert rows["decode-0"][1:] == [
         *("decode", "ready", "127.0.0.1:4001", "bfloat16", "700", "728", "16", "3", "0", "-")
     ]
@@ -65,7 +76,7 @@ def test_the_tables_show_workers_and_buckets(baton, cluster) -> None:
 def test_a_narrow_terminal_cuts_nothing_short(baton, cluster, columns) -> None:
     ran = baton("status", "--address", cluster.address, columns=columns)
     assert "…" not in ran.out
-    rows = {line.split()[0]: line.split() for line in ran.out.splitlines() if line.split()}
+    rows = rows_of(ran.out)
     assert rows["decode-0"][3:8] == ["127.0.0.1:4001", "bfloat16", "700", "728", "16"]
 
 
@@ -80,6 +91,28 @@ def test_json_holds_every_field_with_numbers_as_numbers(baton, cluster) -> None:
         {"label": "<128", "num_waiting": 2, "num_waiting_tokens": 90, "num_dispatched": 17}
     ]
     assert (shown["model"], shown["router"], shown["num_requests"]) == ("tiny", "router-0", 4)
+
+
+def test_a_line_per_pair_comes_between_the_tables(baton, cluster) -> None:
+    lines = baton("status", "--address", cluster.address).out.splitlines()
+    first = lines.index("prefill-0 -> decode-0: shm")
+    assert lines[first + 1 : first + 3] == [
+        "prefill-0 -> decode-1: grpc ([/dev/shm] of another host)",
+        "prefill-0 -> decode-2: no KV (num_layers differs)",
+    ]
+    starts = [line.split()[0] for line in lines if line.split()]
+    assert starts.index("worker") < starts.index("prefill-0") < starts.index("bucket")
+    assert next(place for place, line in enumerate(lines) if line.startswith("bucket")) > first
+
+
+def test_pairs_are_objects_in_json(baton, cluster) -> None:
+    decode, prefill = json.loads(baton("status", "--json", "--address", cluster.address).out)["workers"]
+    assert decode["pairs"] == []
+    assert prefill["pairs"] == [
+        {"worker": "decode-0", "transport": "shm", "reason": ""},
+        {"worker": "decode-1", "transport": "grpc", "reason": "[/dev/shm] of another host"},
+        {"worker": "decode-2", "transport": "", "reason": "num_layers differs"},
+    ]
 
 
 def test_nobody_there_is_exit_code_3_with_a_remedy(baton) -> None:

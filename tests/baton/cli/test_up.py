@@ -42,6 +42,7 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
     flags = ["--prefill=2", "--decode=3", "--model=m", "--threads=4", "--dtype=float32"]
     flags += ["--kv-cache-bytes=1000", "--port=1", "--admin-port=2", "--dashboard-port=3"]
     flags += ["--redis-url=redis://h/0", "--no-ray", f"--trace-file={tmp_path}", f"--log-dir={tmp_path}"]
+    flags += ["--tls-cert=c", "--tls-key=k", "--tls-ca=a", "--tls-server-name=n", "--kv-transport=nixl"]
     assert settings(baton, started, *flags, "--start-timeout-s=9") == ClusterConfig(
         prefill=2,
         decode=3,
@@ -49,6 +50,7 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
         threads=4,
         dtype="float32",
         kv_cache_bytes=1000,
+        kv_transport="nixl",
         port=1,
         admin_port=2,
         dashboard_port=3,
@@ -56,6 +58,10 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
         ray=False,
         trace_file=str(tmp_path),
         log_dir=str(tmp_path),
+        tls_cert="c",
+        tls_key="k",
+        tls_ca="a",
+        tls_server_name="n",
         start_timeout_s=9.0,
     )
 

@@ -35,6 +35,7 @@ def test_the_workers_that_must_be_ready() -> None:
         ("port", 65536),
         ("dashboard_port", -1),
         ("dtype", "int8"),
+        ("kv_transport", "tcp"),
         ("start_timeout_s", 0.0),
     ],
 )

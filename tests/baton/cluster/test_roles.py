@@ -10,6 +10,7 @@ from baton.cluster.config import ClusterConfig
 from baton.cluster.role_process import RoleSpec
 from baton.cluster.roles import Places, decode_specs, prefill_specs, router_spec
 from baton.config import load_config
+from baton.tls import TlsFiles
 from decode_worker.config import DecodeConfig
 from decode_worker.pool_config import PoolConfig
 from prefill_worker.config import PrefillConfig
@@ -75,6 +76,15 @@ def test_what_is_not_set_is_left_to_the_roles_own_settings(places) -> None:
     assert (config.dtype, config.kv_cache_bytes) == ("float16", 4096)
 
 
+def test_a_transport_is_a_matter_of_the_prefill_workers(places) -> None:
+    (spec,) = prefill_specs(ClusterConfig(kv_transport="nixl"), places)
+    assert read(spec, PrefillConfig, "prefill").kv_transport == "nixl"
+    (spec,) = prefill_specs(ClusterConfig(), places)
+    environ = {**spec.environment, "BATON_PREFILL_KV_TRANSPORT": "grpc"}
+    config = load_config(PrefillConfig, section="prefill", argv=spec.command[2:], environ=environ)
+    assert config.kv_transport == "grpc"
+
+
 def test_one_pool_places_all_decode_workers_on_ray(places) -> None:
     (spec,) = decode_specs(ClusterConfig(decode=2), places)
     config = read(spec, PoolConfig, "decode")
@@ -92,6 +102,21 @@ def test_a_given_ray_gets_no_folder_of_this_machine(places) -> None:
 def test_without_ray_each_decode_worker_is_a_process(places) -> None:
     specs = decode_specs(ClusterConfig(decode=2, ray=False), places)
     assert [read(spec, DecodeConfig, "decode").name for spec in specs] == ["decode-0", "decode-1"]
+
+
+def test_every_role_gets_the_files_of_tls(places) -> None:
+    tls = TlsFiles(cert="/c", key="/k", ca="/a", server_name="n")
+    for ray in (True, False):
+        config = ClusterConfig(ray=ray, tls_cert="/c", tls_key="/k", tls_ca="/a", tls_server_name="n")
+        decode = read(decode_specs(config, places)[0], PoolConfig if ray else DecodeConfig, "decode")
+        router = read(router_spec(config, places), RouterConfig, "router")
+        prefill = read(prefill_specs(config, places)[0], PrefillConfig, "prefill")
+        assert [role.tls for role in (router, prefill, decode)] == [tls] * 3
+
+
+def test_without_tls_here_a_role_keeps_its_own(places) -> None:
+    specs = [*prefill_specs(ClusterConfig(), places), router_spec(ClusterConfig(), places)]
+    assert not [spec.name for spec in specs if "--tls" in " ".join(spec.command)]
 
 
 def test_no_command_line_holds_the_password(places) -> None:

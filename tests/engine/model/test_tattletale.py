@@ -90,6 +90,25 @@ class Rig:
         return [(request.block_ids[i // size], i % size) for i in range(request.num_tokens)]
 
 
+def test_layers_are_stored_one_after_another_and_a_watched_run_tells_of_each() -> None:
+    rig, watched, told = Rig(), Rig(), list[tuple[int, object]]()
+    request = prompt_of(5, 6, 7)
+    batch = build_batch(1, [Chunk.of(request, 3)], 4)
+    expected = torch.tensor(values_of([5, 6, 7], L * 2 * K * H)).float().view(3, L, 2, K, H)
+    blocks, offsets = (torch.tensor(indices) for indices in zip(*rig.places(request), strict=True))
+
+    for num_layers in rig.runner.store_layers(batch):
+        found = rig.cache.logical[blocks, :, :, :, offsets]
+        assert torch.equal(found[:, :num_layers], expected[:, :num_layers])
+        assert not found[:, num_layers:].any()
+    output = watched.runner.run(batch, lambda *news: told.append(news))
+
+    assert num_layers == L
+    assert told == [(1, None), (2, None)]
+    assert output.token_ids.tolist() == [token_after([5, 6, 7], 0, (L, 2, K, H), VOCAB)]
+    assert rig.runner.sample(batch).token_ids.tolist() == output.token_ids.tolist()
+
+
 def prompt_of(*token_ids: int, number: int = 0, **params: Any) -> Request:
     """A request whose blocks lie in no order, apart from those of another number."""
     request = make_request(

@@ -1,0 +1,66 @@
+"""The relay of layer news, with hops that a test takes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.layer_relay import LayerRelay
+
+
+class Rig:
+    """A relay whose hops wait in a list; told: what has come of them."""
+
+    def __init__(self) -> None:
+        self.hops: list[Callable[[], None]] = []
+        self.told: list[tuple[int, Any]] = []
+        self.relay = LayerRelay(lambda *news: self.told.append(news), self.hops.append)
+
+    def hop(self) -> None:
+        self.hops.pop(0)()
+
+
+def test_each_layer_is_told_of_if_the_loop_keeps_up() -> None:
+    rig, events = Rig(), [object(), object()]
+    for number, event in enumerate(events, start=1):
+        rig.relay.stored(number, event)  # type: ignore[arg-type]
+        rig.hop()
+    assert rig.told == [(1, events[0]), (2, events[1])]
+    assert rig.hops == []
+
+
+def test_a_busy_loop_hears_of_the_newest_layer_only_in_one_hop() -> None:
+    rig, newest = Rig(), object()
+    rig.relay.stored(1, object())  # type: ignore[arg-type]
+    rig.relay.stored(2, object())  # type: ignore[arg-type]
+    rig.relay.stored(3, newest)  # type: ignore[arg-type]
+    assert len(rig.hops) == 1
+    rig.hop()
+    assert rig.told == [(3, newest)]
+    rig.relay.stored(4, None)
+    rig.hop()
+    assert rig.told[1:] == [(4, None)]
+
+
+def test_after_the_end_nothing_is_told_and_no_hop_is_begun() -> None:
+    rig = Rig()
+    rig.relay.stored(1, None)
+    rig.relay.close()
+    rig.hop()
+    rig.relay.stored(2, None)
+    assert rig.told == []
+    assert rig.hops == []
+
+
+def test_an_error_is_kept_and_ends_the_news() -> None:
+    def fail(num_layers: int, _event: object) -> None:
+        heard.append(num_layers)
+        raise error
+
+    error, heard, hops = KeyError("transfer"), list[int](), list[Callable[[], None]]()
+    relay = LayerRelay(fail, hops.append)
+    relay.stored(1, None)
+    hops.pop()()
+    relay.stored(2, None)
+    assert hops == []
+    assert (heard, relay.error) == ([1], error)
