@@ -51,6 +51,7 @@ def _draw_throughput(axes: Any, throughputs: Sequence[Throughput], peers: BarePe
     axes.set(xscale="log", xlabel="prompt, tokens", ylabel="GB/s", title=f"Transfer, SmolLM2-135M, {BLOCK}")
     ticks = sorted({result.num_tokens for result in throughputs})
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
     axes.set_ylim(bottom=0)
     if ticks:
         axes.legend(fontsize="x-small")
@@ -72,5 +73,6 @@ def _draw_hidden(axes: Any, hidden: Sequence[Hidden]) -> None:
         xscale="log", xlabel="chunk, tokens", ylabel="hidden share", title="KV there before prefill ends"
     )
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
     axes.set_ylim(0, 1.02)
     axes.legend(fontsize="x-small")

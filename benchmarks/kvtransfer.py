@@ -23,7 +23,7 @@ async def run(arguments: argparse.Namespace) -> None:
     keep_freed_memory()
     throughputs, peers = await _throughputs(arguments)
     hidden = await _hidden(arguments)
-    rows = peers.rows()
+    rows = peers.rows() if throughputs else []
     rows += [throughput.row() for throughput in throughputs]
     rows += [row for result in hidden for row in result.rows()]
     parts = {t.name: t.parts_ms() for t in throughputs if t.outcomes}

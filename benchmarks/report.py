@@ -82,4 +82,6 @@ def _versus(row: Row) -> str:
 
 
 def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -32,7 +32,7 @@ from kvtransfer.transports.grpc_codec import write_format
 from kvtransfer.transports.nixl import NixlCarrier, NixlSource
 from kvtransfer.transports.service import SERVICE_NAME
 from kvtransfer.transports.shm import ShmCarrier
-from kvtransfer.transports.writer import Carrier, GrpcKvWriter, end_of
+from kvtransfer.transports.writer import Carrier, GrpcKvWriter, end_of, is_cancelled
 from kvtransfer.version import NEWEST_VERSION, OLDEST_VERSION, agree
 
 TRANSPORTS = ("auto", "shm", "nixl", "grpc")
@@ -87,6 +87,10 @@ class _Link:
             if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
                 raise PeerLost(f"cannot connect to {self.peer.worker}")
             await self.channel.wait_for_state_change(state)
+
+    def dropped(self) -> PeerLost:
+        """What a receiver is to those who wait for it to be paired, when it is parted."""
+        return PeerLost(f"{self.peer.worker} was dropped while it was being paired")
 
     async def part(self) -> None:
         """Drops the receiver, once the last write has ended."""
@@ -170,7 +174,7 @@ class KvClient:
                     raise
         if link.pairing is None or link.is_parted:
             await self._drop(link)
-            raise PeerLost(f"{peer.worker} was dropped while it was being paired")
+            raise link.dropped()
         return link.pairing
 
     async def part(self, incarnation: int) -> None:
@@ -288,10 +292,12 @@ class KvClient:
             if self._nixl is None:
                 name = f"{self._identity.name}-{self._identity.incarnation:016x}"
                 self._nixl = await NixlSource.start(name, self._memory)
-        peer = await self._nixl.meet(offer.nixl.agent_metadata)
+        peer = await self._nixl.meet(offer.nixl.agent_metadata, offer.nixl.base_address)
         return NixlCarrier(self._nixl, peer, offer.nixl.base_address, offer.slot_bytes)
 
     async def _introduce(self, link: _Link, wants: str) -> PairResponse:
+        if link.is_parted:
+            raise link.dropped()
         call: grpc.aio.UnaryUnaryMultiCallable[PairRequest, PairResponse] = link.channel.unary_unary(
             f"/{SERVICE_NAME}/Pair",
             request_serializer=PairRequest.SerializeToString,
@@ -309,6 +315,10 @@ class KvClient:
             response = await call(request)
         except grpc.aio.AioRpcError as error:
             raise _pairing_failed(error, link.peer.worker) from error
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise link.dropped() from None
         if response.hello.incarnation != link.peer.incarnation:
             raise PeerLost(f"{link.peer.worker} has restarted since it was announced")
         self._identity.check(response.hello)

@@ -31,6 +31,13 @@ from kvtransfer.transports.shm import check_fits
 
 # Between two looks at writes under way; a write of 1 MiB takes some 200 us.
 _LOOK_S = 20e-6
+# For a receiver to answer when it is met.
+_MEET_S = 5.0
+# For a write; less than a step of a transfer may take, so that the reason is told and not only the stall.
+_WRITE_S = 8.0
+# The library's own thread sleeps until something arrives, and so long at most. With 0, which is its
+# default, it never sleeps, and a worker that is idle was measured to use a whole core.
+_PROGRESS_US = 100_000
 _DRAM = "DRAM"
 
 
@@ -39,20 +46,26 @@ def is_installed() -> bool:
     return find_spec("nixl") is not None
 
 
-def _agent(name: str, memory: NDArray[np.uint8]) -> tuple[Any, Any]:
+def _agent(name: str, *memory: NDArray[np.uint8]) -> tuple[Any, Any]:
     """A new agent with UCX and the memory registered with it; raises Unavailable if that cannot be had."""
     # UCX and NIXL write to standard output what is of no use to an operator.
     os.environ.setdefault("UCX_LOG_LEVEL", "error")
     os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
     try:
-        from nixl._api import nixl_agent, nixl_agent_config  # noqa: PLC0415 - optional, and slow to load
+        from nixl import _bindings as bindings  # noqa: PLC0415 - optional, and slow to load
+        from nixl._api import nixl_agent, nixl_agent_config  # noqa: PLC0415
 
         # Its logger has a handler of its own; what it says goes where this process's logs go.
         logger = logging.getLogger("nixl")
         logger.handlers.clear()
         logger.propagate = True
-        agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
-        return agent, agent.register_memory([_span(memory)], _DRAM)
+        config = bindings.nixlAgentConfig()
+        config.useProgThread, config.pthrDelay = True, _PROGRESS_US
+        agent = nixl_agent(name, nixl_agent_config(backends=[], enable_prog_thread=False))
+        # The only way to set the delay: the wrapper makes its agent with 0.
+        agent.agent = bindings.nixlAgent(name, config)
+        agent.create_backend("UCX", {})
+        return agent, agent.register_memory([_span(area) for area in memory], _DRAM)
     except Exception as error:
         raise Unavailable(f"NIXL cannot be used: {error or type(error).__name__}") from error
 
@@ -76,8 +89,10 @@ class NixlTarget:
         return await asyncio.to_thread(cls, name, memory)
 
     def close(self) -> None:
-        """Takes the registration back."""
-        self._agent.deregister_memory(self._registered)
+        """Takes the registration back, and ends the agent with its thread. Idempotent."""
+        if self._agent is not None:
+            self._agent.deregister_memory(self._registered)
+            self._agent = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,7 @@ class _Write:
     remote: list[tuple[int, int]]
     peer: str
     done: asyncio.Future[None]
+    give_up_at: float
 
 
 class NixlSource:
@@ -98,7 +114,8 @@ class NixlSource:
 
     def __init__(self, name: str, memory: NDArray[np.uint8]) -> None:
         self._memory = memory
-        self._agent, self._registered = _agent(name, memory)
+        self._tasted = np.zeros(1, np.uint8)
+        self._agent, self._registered = _agent(name, memory, self._tasted)
         self._is_closed = False
         self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -110,18 +127,45 @@ class NixlSource:
         """One that is made off the event loop."""
         return await asyncio.to_thread(cls, name, memory)
 
-    async def meet(self, metadata: bytes) -> str:
-        """Connects to a receiver and returns its name here; raises PeerLost if that fails."""
-        return await asyncio.to_thread(self._meet, metadata)
+    async def meet(self, metadata: bytes, base_address: int) -> str:
+        """Connects to a receiver and returns its name here; raises PeerLost if that fails.
 
-    def _meet(self, metadata: bytes) -> str:
+        One byte is read from base_address: only a first use sets a connection up, which takes as long as
+        many writes, and shows that the way is open at all.
+        """
+        return await asyncio.to_thread(self._meet, metadata, base_address)
+
+    def _meet(self, metadata: bytes, base_address: int) -> str:
         try:
             with self._lock:
-                peer = self._agent.add_remote_agent(metadata)
-                self._agent.make_connection(peer)
+                name = self._agent.add_remote_agent(metadata)
+                peer = name.decode() if isinstance(name, bytes) else name
+                handle = self._begin("READ", [(self._tasted.ctypes.data, 1)], [(base_address, 1)], peer)
+            self._until_done(handle)
         except Exception as error:
             raise PeerLost(f"NIXL cannot connect: {error}") from error
-        return peer.decode() if isinstance(peer, bytes) else peer
+        return peer
+
+    def _until_done(self, handle: Any) -> None:
+        give_up_at = time.monotonic() + _MEET_S
+        state = "PROC"
+        while state == "PROC" and time.monotonic() < give_up_at:
+            time.sleep(_LOOK_S)
+            with self._lock:
+                state = self._agent.check_xfer_state(handle)
+        self._release(handle)
+        if state != "DONE":
+            raise PeerLost("no answer" if state == "PROC" else state)
+
+    def _begin(
+        self, operation: str, local: list[tuple[int, int]], remote: list[tuple[int, int]], peer: str
+    ) -> Any:
+        """Starts to move bytes between pieces (address, bytes) here and there; the caller has the lock."""
+        ours = self._agent.get_xfer_descs([(*piece, 0) for piece in local], _DRAM)
+        theirs = self._agent.get_xfer_descs([(*piece, 0) for piece in remote], _DRAM)
+        handle = self._agent.initialize_xfer(operation, ours, theirs, peer, b"")
+        self._agent.transfer(handle)
+        return handle
 
     def forget(self, peer: str) -> None:
         """Drops a receiver; unknown ones are ignored."""
@@ -136,7 +180,7 @@ class NixlSource:
         The future is done when nothing is on its way any more, PeerLost if the write failed.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        write = _Write(local, remote, peer, done)
+        write = _Write(local, remote, peer, done, time.monotonic() + _WRITE_S)
         if self._is_closed:
             _fail(write, "the sender is closing")
         else:
@@ -163,14 +207,12 @@ class NixlSource:
             running = [entry for entry in running if not self._has_ended(*entry)]
         with self._lock:
             self._agent.deregister_memory(self._registered)
+            self._agent = None
 
     def _post(self, write: _Write, running: list[tuple[Any, _Write]]) -> None:
         try:
             with self._lock:
-                local = self._agent.get_xfer_descs([(*piece, 0) for piece in write.local], _DRAM)
-                remote = self._agent.get_xfer_descs([(*piece, 0) for piece in write.remote], _DRAM)
-                handle = self._agent.initialize_xfer("WRITE", local, remote, write.peer, b"")
-                self._agent.transfer(handle)
+                handle = self._begin("WRITE", write.local, write.remote, write.peer)
             running.append((handle, write))
         except Exception as error:  # noqa: BLE001 - the library's errors share no class
             _fail(write, str(error))
@@ -181,12 +223,14 @@ class NixlSource:
                 state = self._agent.check_xfer_state(handle)
         except Exception as error:  # noqa: BLE001 - the library's errors share no class
             state = str(error)
-        if state == "PROC":
+        if state == "PROC" and time.monotonic() < write.give_up_at:
             return False
         if state == "DONE":
             _settle(write, None)
         else:
-            _fail(write, state)
+            _fail(write, f"no end within {_WRITE_S:g} s" if state == "PROC" else state)
+        # It gives up what has not ended. Should bytes come late all the same, they spoil a frame of another
+        # write, whose digest shows it.
         self._release(handle)
         return True
 

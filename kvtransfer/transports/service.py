@@ -280,9 +280,14 @@ class _Inbox:
 
     async def rest(self) -> WriteRequest | memoryview | None:
         """The next message, or None at the end of the stream, whatever became of the lease."""
-        request = await asyncio.shield(self._reading())
+        request: Any = await asyncio.shield(self._reading())
         self._read = None
-        return None if request is grpc.aio.EOF else request
+        if request is grpc.aio.EOF:
+            return None
+        # The next one comes in while this one is looked at.
+        self._reading()
+        message: WriteRequest | memoryview = request
+        return message
 
     def close(self) -> None:
         """Gives up the read under way, if any."""

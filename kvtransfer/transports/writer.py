@@ -104,7 +104,7 @@ class GrpcKvWriter:
         self._carrier = carrier
         self._way: _Inline | _Placed = _Inline(self)
         self._jobs: set[asyncio.Future[Any]] = set()
-        self._message: asyncio.Future[None] | None = None
+        self._message: asyncio.Task[None] | None = None
         self._resends: deque[Resend] = deque()
         # The first of what ends the write; all later calls answer it.
         self._end: Outcome | BatonError | None = None
@@ -170,8 +170,11 @@ class GrpcKvWriter:
                         await asyncio.wait([self._reader])
         finally:
             self._call.cancel()
-            self._reader.cancel()
-            await asyncio.wait([self._reader] if self._message is None else [self._reader, self._message])
+            ending = [self._reader] if self._message is None else [self._reader, self._message]
+            for task in ending:
+                # gRPC never ends a first write whose channel was closed before the headers were out.
+                task.cancel()
+            await asyncio.wait(ending)
 
     def check(self) -> None:
         """Raises what has ended the write, if anything has: AnsweredEarly, PeerLost or KvTransferFailed."""
@@ -221,7 +224,7 @@ class GrpcKvWriter:
             await self._send(data)
             return
         # A cancelled write would end the stream, and with it the way to say that the slots are free.
-        self._message = asyncio.ensure_future(self._send(data))
+        self._message = asyncio.create_task(self._send(data))
         await asyncio.shield(self._message)
 
     async def _send(self, data: bytes) -> None:
@@ -231,9 +234,7 @@ class GrpcKvWriter:
             # The stream has ended; the reader knows why.
             await self._refuse()
         except asyncio.CancelledError:
-            # gRPC raises this too when the channel is closed under a call.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_cancelled():
                 raise
             await self._refuse()
 
@@ -288,7 +289,8 @@ class GrpcKvWriter:
 class _Inline:
     """Frames inside the stream."""
 
-    max_batch = 1
+    # Handing a job to the reading thread and back takes as long as reading a frame.
+    max_batch = 4
 
     def __init__(self, writer: GrpcKvWriter) -> None:
         self._writer = writer
@@ -332,6 +334,12 @@ class _Placed:
         except PeerLost as error:
             self._writer.carrier_failure = error.message
             raise
+
+
+def is_cancelled() -> bool:
+    """Whether a CancelledError means this task: gRPC raises it too when a channel is closed under a call."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def end_of(error: grpc.aio.AioRpcError, worker: str) -> BatonError:

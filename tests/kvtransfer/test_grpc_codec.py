@@ -83,6 +83,32 @@ def test_answers_survive_the_wire(answer: Committed | Gone | Resend) -> None:
     assert grpc_codec.decode_response(grpc_codec.encode_answer(answer)) == answer
 
 
+@pytest.mark.parametrize("slots", [(), (3, 1)])
+def test_grants_survive_the_wire(slots: tuple[int, ...]) -> None:
+    data = grpc_codec.encode_grant(slots).SerializeToString()
+    response = kv_transfer_service_pb2.WriteResponse.FromString(data)
+    assert grpc_codec.decode_response(response) == grpc_codec.Grant(slots)
+
+
+def test_the_times_of_a_commit_survive_the_wire() -> None:
+    answer = grpc_codec.decode_response(grpc_codec.encode_answer(Committed(verify_s=0.25, convert_s=1.5)))
+    assert isinstance(answer, Committed)
+    assert (answer.verify_s, answer.convert_s) == (0.25, 1.5)
+
+
+def test_a_response_of_an_unknown_kind_says_nothing() -> None:
+    assert grpc_codec.decode_response(kv_transfer_service_pb2.WriteResponse()) is None
+
+
+def test_placed_frames_and_quiet_are_plain_protobuf() -> None:
+    request = grpc_codec.decode_request(grpc_codec.encode_placed([4, 2], [b"h1", b"h2"]))
+    assert isinstance(request, kv_transfer_service_pb2.WriteRequest)
+    assert (list(request.placed.slots), list(request.placed.headers)) == ([4, 2], [b"h1", b"h2"])
+    quiet = grpc_codec.decode_request(grpc_codec.encode_quiet())
+    assert isinstance(quiet, kv_transfer_service_pb2.WriteRequest)
+    assert quiet.WhichOneof("message") == "quiet"
+
+
 def test_reasons_have_the_names_of_the_contract() -> None:
     names = {name.removeprefix("GONE_REASON_"): number for name, number in common_pb2.GoneReason.items()}
     assert names == {"UNSPECIFIED": 0, **{reason.name: reason.value for reason in GoneReason}}

@@ -73,7 +73,8 @@ async def test_every_fault_ends_in_the_right_bytes_or_a_typed_error(
     bit = 100 if transport == "nixl" else 12_345
     async with staged(rig, tmp_path, transport) as stage:
         lease = reserve(rig)
-        sender = rig.sender(FaultyTransport(stage.client, {2: fault}, bit), SMALL)
+        config = dataclasses.replace(SMALL, stall_timeout_s=0.3) if fault == "stall" else SMALL
+        sender = rig.sender(FaultyTransport(stage.client, {2: fault}, bit), config)
         if fault in ("stall", "cut"):
             with pytest.raises(KvTransferFailed if fault == "stall" else PeerLost):
                 await send(sender, rig, lease)
@@ -171,9 +172,7 @@ async def test_a_receiver_that_stops_is_peer_lost_within_the_second(transport: s
     rig = make_rig()
     async with staged(rig, tmp_path, transport) as stage:
         lease = reserve(rig)
-        async with stage.sender(SenderConfig(max_frame_bytes=4000)).transfer(
-            rig.kv_source(lease), target_of(lease)
-        ) as transfer:
+        async with stage.sender().transfer(rig.kv_source(lease), target_of(lease)) as transfer:
             transfer.blocks_ready(16)
             await until(partial(rig.has_frames, 1))
             await stage.receiving.server.stop()

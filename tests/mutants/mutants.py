@@ -24,8 +24,8 @@ from kvtransfer import wire
 from kvtransfer.contract import Answer, Committed, Gone, GoneReason, Ticket
 from kvtransfer.lease_table import LeaseTable
 from kvtransfer.receiver import IncomingWrite, KvReceiver
-from kvtransfer.sender import Transfer
 from kvtransfer.slots import SlotTable
+from kvtransfer.transports.writer import GrpcKvWriter
 from prefill_worker.credits import CreditTable
 from prefill_worker.pairs import Pairs
 from prefill_worker.worker import PrefillWorker
@@ -109,7 +109,7 @@ def first_token_gap() -> Any:
 
 
 @mutant(
-    "a request that has finished is computed again: what became of its attempt is forgotten at once", seed=177
+    "a request that has finished is computed again: what became of its attempt is forgotten at once", seed=171
 )
 @contextmanager
 def tombstone_missing() -> Iterator[None]:
@@ -127,7 +127,7 @@ def tombstone_missing() -> Iterator[None]:
         yield
 
 
-@mutant("a write that was meant for a worker's former life is taken by the next one", seed=23)
+@mutant("a write that was meant for a worker's former life is taken by the next one", seed=30)
 def incarnation_not_checked() -> Any:
     admit = KvReceiver.open
 
@@ -176,7 +176,7 @@ def credit_granted_twice() -> Any:
     return patch.object(CreditTable, "restore", twice)
 
 
-@mutant("credit of a prompt that was refused a reservation is lost")
+@mutant("credit of a prompt that was refused a reservation is lost", seed=1)
 def credit_not_given_back() -> Any:
     def lose(self: Any, attempt_id: bytes) -> None:
         self._costs.pop(attempt_id, None)
@@ -327,7 +327,7 @@ def preemption_forgets_tokens() -> Any:
     return patch.object(Generation, "_decode_said", forgetful)
 
 
-@mutant("a request is given KV that is not computed yet: its layers are told too early")
+@mutant("a request is given KV that is not computed yet: its layers are told too early", seed=1)
 def layers_told_too_early() -> Any:
     on_layers = PrefillWorker._on_layers
 
@@ -337,7 +337,9 @@ def layers_told_too_early() -> Any:
     return patch.object(PrefillWorker, "_on_layers", early)
 
 
-@mutant("KV is overwritten while it is read: its slots were given away under a sender that was cut off")
+@mutant(
+    "KV is overwritten while it is read: its slots were given away under a sender that was cut off", seed=29
+)
 def slots_not_quarantined() -> Any:
     end = SlotTable.end
 
@@ -347,7 +349,7 @@ def slots_not_quarantined() -> Any:
     return patch.object(SlotTable, "end", at_once)
 
 
-@mutant("KV is overwritten while it is read: a sender that lives was taken for dead")
+@mutant("KV is overwritten while it is read: a sender that lives was taken for dead", seed=29)
 def sender_taken_for_dead() -> Any:
     def met(self: Any, sender: Any) -> None:
         for quarantine in self._quarantined:
@@ -359,10 +361,10 @@ def sender_taken_for_dead() -> Any:
 
 @mutant("KV is overwritten while it is read: a sender says that it is quiet, and still writes")
 def quiet_said_too_early() -> Any:
-    async def leave_it(self: Any) -> None:
-        """What is on its way goes on."""
+    async def leave_it(self: Any, work: Any) -> Any:
+        return await asyncio.shield(asyncio.ensure_future(work))
 
-    return patch.object(Transfer, "_stop_posting", leave_it)
+    return patch.object(GrpcKvWriter, "wholly", leave_it)
 
 
 @mutant("slots whose write has ended are lost, and KV goes a slow way for ever")
@@ -370,7 +372,7 @@ def slots_leaked() -> Any:
     return patch.object(SlotTable, "end", lambda self, write, now, *, is_quiet: None)
 
 
-@mutant("a decode worker that could not be reached once gets no prompts any more")
+@mutant("a decode worker that could not be reached once gets no prompts any more", seed=1)
 def pair_tried_once() -> Any:
     async def reach(self: Any, peer: Any) -> None:
         try:

@@ -83,6 +83,10 @@ class MemoryArena:
         """The worker said that an attempt's write may use them."""
         self._owners.update(dict.fromkeys(slots, attempt_id))
 
+    def ended(self, attempt_id: bytes) -> None:
+        """An attempt's write was committed, or said that it is quiet."""
+        self._owners = {slot: owner for slot, owner in self._owners.items() if owner != attempt_id}
+
     def write(self, slot: int, frame: SimFrame) -> str:
         """Puts a payload there; what is wrong with that, or nothing."""
         payload = b"".join(frame.runs())
@@ -128,13 +132,8 @@ class MemoryCarrier:
 
     async def deliver(self, slots: Sequence[int], frames: Sequence[Any]) -> None:
         if self._wire.delay_s:
-            arrival = asyncio.ensure_future(self._arrive(slots, frames))
-            try:
-                await asyncio.shield(arrival)
-            except asyncio.CancelledError:
-                # What is on its way cannot be called back.
-                await asyncio.wait([arrival])
-                raise
+            # What is on its way cannot be called back.
+            await asyncio.shield(asyncio.ensure_future(self._arrive(slots, frames)))
         if self._wire.failures and self._wire.rng.random() < self._wire.failures:
             raise PeerLost("the adapter reports an error")
 

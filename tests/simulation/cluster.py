@@ -161,6 +161,7 @@ class SimCluster:
         match message.WhichOneof("message"):
             case "committed":
                 self._guard(witness.committed, connection)
+                self._slots_ended(connection)
             case "gone":
                 self._guard(witness.refused, connection, message.gone)
             case "granted":
@@ -195,6 +196,8 @@ class SimCluster:
             self._witnesses[name].command(message)
         elif from_caller and connection.kind == "kv":
             self._witnesses[name].write(connection, message)
+            if not isinstance(message, memoryview) and message.WhichOneof("message") == "quiet":
+                self._slots_ended(connection)
         node = self.nodes.get(name)
         if isinstance(node, WorkerNode):
             node.check_blocks()
@@ -205,6 +208,13 @@ class SimCluster:
         assert isinstance(node, DecodeNode)
         if node.arena is not None:
             node.arena.granted(self._witnesses[name].attempt_of(connection), slots)
+
+    def _slots_ended(self, connection: Connection) -> None:
+        name = connection.names[1]
+        node = self.nodes[name]
+        assert isinstance(node, DecodeNode)
+        if node.arena is not None:
+            node.arena.ended(self._witnesses[name].attempt_of(connection))
 
     def _check_resume(self, sequence: common_pb2.Sequence) -> None:
         """A request is its tokens: an attempt begins with all that the client has."""

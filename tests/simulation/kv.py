@@ -24,7 +24,7 @@ Damage = Callable[[bytes], bytes]
 
 
 class SentFrame:
-    """A frame of an attempt, and what happens to it after its digest is made. damage: of header and payload."""
+    """A frame of an attempt, and what happens to it behind its digest. damage: of header and payload."""
 
     def __init__(self, frame: OutgoingFrame, attempt_id: bytes, damage: Damage | None) -> None:
         self.frame = frame

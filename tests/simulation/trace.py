@@ -93,8 +93,12 @@ def _describe(message: Any) -> Iterator[tuple[str, bytes, str]]:
 
 
 def _named(kind: str, inner: Any) -> str:
-    if kind in ("committed", "gone", "resend"):
+    if kind in ("committed", "gone", "resend", "granted", "quiet"):
         return f"{kind} {' '.join(str(inner).split())}"
+    if kind == "placed":
+        return f"placed {list(inner.slots)}"
+    if kind == "pair_status":
+        return f"pair {inner.transport or inner.failure.code}"
     for oneof in ("outcome", "result"):
         if any(found.name == oneof for found in inner.DESCRIPTOR.oneofs):
             return f"{kind} {inner.WhichOneof(oneof)}"
