@@ -2,9 +2,9 @@
 
 Owns the arithmetic only. Must not know caches, the wire format's bytes, or time.
 
-A frame carries whole blocks of the sender: as many blocks of all layers as fit
-into max_frame_bytes, or, when a single block does not fit, some of its layers.
-A single block of a single layer is the smallest frame, whatever its size.
+A frame carries whole blocks of the sender in all layers or in some, whatever fills
+max_frame_bytes best. A single block of a single layer is the smallest frame, whatever
+its size.
 Blocks that lie wholly inside the tokens the receiver already holds do not
 travel.
 
@@ -29,6 +29,8 @@ from kvtransfer.wire import FrameSpec
 MAX_FRAME_BYTES = 1 << 20
 # Of a chunk that is sent by layers.
 MAX_LAYER_GROUPS = 10
+# How many groups of layers above the fewest are tried, for frames that are better filled.
+_MORE_GROUPS = 3
 
 
 class FramePlan:
@@ -103,15 +105,31 @@ class FramePlan:
             self._next_block = self._end_block
 
     def _cut(self, first_block: int, end_block: int, first_layer: int, end_layer: int) -> None:
-        """Cuts a rectangle of blocks and layers into frames."""
-        row_bytes = self._format.layer_block_bytes
-        num_frame_layers = min(end_layer - first_layer, max(1, self._max_frame_bytes // row_bytes))
-        num_frame_blocks = max(1, self._max_frame_bytes // (row_bytes * (end_layer - first_layer)))
+        """Cuts a rectangle of blocks and layers into frames, as few as max_frame_bytes allows."""
+        num_frame_blocks, num_frame_layers = self._frame_size(
+            end_block - first_block, end_layer - first_layer
+        )
         for block in range(first_block, end_block, num_frame_blocks):
             num_blocks = min(num_frame_blocks, end_block - block)
             for layer in range(first_layer, end_layer, num_frame_layers):
-                num_frame = min(num_frame_layers, end_layer - layer)
-                self._add(block, num_blocks, layer, num_frame)
+                self._add(block, num_blocks, layer, min(num_frame_layers, end_layer - layer))
+
+    def _frame_size(self, num_blocks: int, num_layers: int) -> tuple[int, int]:
+        """(blocks, layers) of a frame, so that the rectangle takes the fewest frames.
+
+        A frame holds so many (block, layer) cells. With all layers it may hold a block and a half, of which
+        the half is lost; with a third of the layers it holds four of such thirds.
+        """
+        num_cells = max(1, self._max_frame_bytes // self._format.layer_block_bytes)
+        least = -(-num_layers // num_cells)
+        sizes = []
+        for num_groups in range(least, min(num_layers, least + _MORE_GROUPS) + 1):
+            layers = -(-num_layers // num_groups)
+            blocks = min(num_blocks, max(1, num_cells // layers))
+            num_frames = -(-num_blocks // blocks) * -(-num_layers // layers)
+            sizes.append((num_frames, num_groups, blocks, layers))
+        _, _, blocks, layers = min(sizes)
+        return blocks, layers
 
     def _add(self, first_block: int, num_blocks: int, first_layer: int, num_layers: int) -> None:
         start = first_block * self._format.block_size

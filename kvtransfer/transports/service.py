@@ -41,6 +41,8 @@ from kvtransfer.version import NEWEST_VERSION, OLDEST_VERSION, agree
 from kvtransfer.wire import HEADER_BYTES, claimed_bytes
 
 SERVICE_NAME = "baton.v1.KvTransferService"
+# Frames in slots that are stored before others have a turn; each takes some 0.2 ms.
+_FRAMES_AT_A_TIME = 4
 
 log = get_logger(__name__)
 
@@ -234,15 +236,16 @@ class _Reception:
         arena = self._service.arena
         if arena is None or len(placed.slots) != len(placed.headers):
             raise InvalidRequest("every placed frame needs a slot and a header", field="slots")
-        for slot, header in zip(placed.slots, placed.headers, strict=True):
+        for index, (slot, header) in enumerate(zip(placed.slots, placed.headers, strict=True), start=1):
             if not arena.slots.holds(self, slot):
                 raise InvalidRequest(f"slot {slot} is not this write's", field="slots")
             payload = arena.payload(slot)[: claimed_bytes(header)]
             gone = self._write.frame(header, payload, self._now())
             if gone is not None:
                 return gone
-            # A batch of frames must not hold up everybody else's tokens.
-            await asyncio.sleep(0)
+            if index % _FRAMES_AT_A_TIME == 0:
+                # A batch of frames must not hold up everybody else's tokens.
+                await asyncio.sleep(0)
         await self._context.write(encode_grant(placed.slots))
         return None
 

@@ -27,8 +27,14 @@ def test_small_blocks_share_a_frame() -> None:
 
 
 def test_a_block_larger_than_a_frame_is_split_along_its_layers() -> None:
+    frames = plan_frames(FORMAT, num_tokens=16, max_frame_bytes=2 * 2048)
+    assert ranges(frames) == [(0, 1, 16, 0, 2), (0, 1, 16, 2, 1)]
+
+
+def test_frames_are_filled_rather_than_split_along_one_block() -> None:
+    # Six cells of a block in a layer, two to a frame: three frames, none half empty.
     frames = plan_frames(FORMAT, num_tokens=20, max_frame_bytes=2 * 2048)
-    assert ranges(frames) == [(0, 1, 16, 0, 2), (0, 1, 16, 2, 1), (1, 1, 4, 0, 2), (1, 1, 4, 2, 1)]
+    assert ranges(frames) == [(0, 2, 20, 0, 1), (0, 2, 20, 1, 1), (0, 2, 20, 2, 1)]
 
 
 def test_one_block_of_one_layer_is_the_smallest_frame() -> None:

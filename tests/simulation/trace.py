@@ -93,20 +93,22 @@ def _describe(message: Any) -> Iterator[tuple[str, bytes, str]]:
 
 
 def _named(kind: str, inner: Any) -> str:
-    if kind in ("committed", "gone", "resend", "granted", "quiet"):
-        return f"{kind} {' '.join(str(inner).split())}"
-    if kind == "placed":
-        return f"placed {list(inner.slots)}"
-    if kind == "pair_status":
-        return f"pair {inner.transport or inner.failure.code}"
-    for oneof in ("outcome", "result"):
-        if any(found.name == oneof for found in inner.DESCRIPTOR.oneofs):
-            return f"{kind} {inner.WhichOneof(oneof)}"
-    if kind == "token":
-        return f"first token {inner.start_index}"
-    if kind in ("reserve", "prefill"):
-        return f"{kind} {len(inner.sequence.token_ids)} tokens"
-    return kind
+    match kind:
+        case "committed" | "gone" | "resend" | "granted" | "quiet":
+            detail = " ".join(str(inner).split())
+        case "placed":
+            detail = str(list(inner.slots))
+        case "pair_status":
+            detail = inner.transport or inner.failure.code
+        case "token":
+            return f"first token {inner.start_index}"
+        case "reserve" | "prefill":
+            detail = f"{len(inner.sequence.token_ids)} tokens"
+        case _:
+            oneofs = [oneof.name for oneof in inner.DESCRIPTOR.oneofs]
+            told = next((name for name in ("outcome", "result") if name in oneofs), None)
+            detail = inner.WhichOneof(told) if told else ""
+    return f"{kind} {detail}".rstrip()
 
 
 def _request(inner: Any) -> str:
