@@ -169,6 +169,10 @@ class Dispatcher:
 
     def _declare_down(self) -> None:
         self._give_up = None
+        if self._fleet is not None and self._fleet.is_pairing:
+            # It takes as long as a transport takes to load, and ends with a word of the worker.
+            self._give_up = asyncio.get_running_loop().call_later(self._grace_s, self._declare_down)
+            return
         self._is_down = True
         self._fail_all()
 

@@ -99,6 +99,12 @@ class Fleet:
         return any(True for _ in self.prefill_links()) and any(True for _ in self.decode_links())
 
     @property
+    def is_pairing(self) -> bool:
+        """Whether a prefill worker is still trying to reach a decode worker for the first time."""
+        decodes = [link.info.incarnation for link in self.decode_links()]
+        return any(link.is_trying(known) for link in self.prefill_links() for known in decodes)
+
+    @property
     def shortage(self) -> str:
         """What a fleet that is not complete lacks, in words."""
         prefills, decodes = list(self.prefill_links()), list(self.decode_links())

@@ -42,6 +42,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
     ) -> None:
         super().__init__(info, identity, dialer, on_change, on_session)
         self._costs: dict[bytes, int] = {}
+        self._untold: set[int] = set()
         self._pairs: dict[int, admin_service_pb2.PairState] = {}
 
     @property
@@ -76,10 +77,12 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         """
         for incarnation in [known for known in self._pairs if known not in present]:
             del self._pairs[incarnation]
+            self._untold.discard(incarnation)
             part = prefill_service_pb2.PartCommand(incarnation=incarnation)
             self.send(PrefillServiceSessionRequest(part=part))
         for incarnation, command in present.items():
             if incarnation not in self._pairs:
+                self._untold.add(incarnation)
                 self._pairs[incarnation] = admin_service_pb2.PairState(
                     worker=command.worker, reason=f"{self.name} has not tried yet to reach {command.worker}"
                 )
@@ -89,6 +92,10 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         """Whether KV can go to that decode worker."""
         pair = self._pairs.get(incarnation)
         return pair is not None and pair.transport != ""
+
+    def is_trying(self, incarnation: int) -> bool:
+        """Whether the worker has not said yet whether it can reach that decode worker."""
+        return incarnation in self._untold
 
     def why_not(self, incarnation: int) -> str:
         """Why KV cannot go to that decode worker, which this one was introduced to."""
@@ -166,6 +173,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         self.credit = 0
         self._costs.clear()
         self._pairs.clear()
+        self._untold.clear()
         super()._lose()
 
     def _note(self, status: prefill_service_pb2.PairStatus) -> None:
@@ -173,6 +181,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         if pair is None:
             # On its way while the decode worker went.
             return
+        self._untold.discard(status.incarnation)
         pair.transport, pair.reason = status.transport, status.failure.message or status.note
         self._on_change()
 

@@ -37,7 +37,7 @@ from baton.models import ModelDir
 from baton.redis_server import EmbeddedRedis
 from baton.registry import RedisRegistry
 from baton.rpc import OpenChannel
-from baton.v1 import admin_service_pb2
+from baton.v1 import admin_service_pb2, common_pb2
 
 Report = Callable[[str], None]
 ClusterStatus = admin_service_pb2.GetClusterStatusResponse
@@ -210,7 +210,7 @@ class LocalCluster:
         refused = [worker for worker in status.workers if worker.state == "refused"]
         if refused:
             raise Unavailable(f"the router refused {refused[0].name}: {refused[0].reason}")
-        ready = {worker.name for worker in status.workers if worker.state == "ready"}
+        ready = {worker.name for worker in status.workers if worker.state == "ready" and _is_paired(worker)}
         return status, self.config.worker_names - ready
 
     def _late(self, waiting: frozenset[str], timeout_s: float) -> str:
@@ -297,3 +297,9 @@ def _read_facts(path: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return facts if isinstance(facts, dict) else {}
+
+
+def _is_paired(worker: admin_service_pb2.WorkerStatus) -> bool:
+    """Whether KV can go from it to every decode worker that it knows; true of a decode worker."""
+    is_prefill = worker.role == common_pb2.ROLE_PREFILL
+    return not is_prefill or (bool(worker.pairs) and all(pair.transport for pair in worker.pairs))

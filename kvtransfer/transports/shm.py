@@ -114,6 +114,8 @@ class ShmCarrier:
             if not stat.S_ISREG(status.st_mode) or offset_bytes < NONCE_BYTES or num_slots < 1:
                 raise PeerLost("its segment has no slots")
             memory = mmap.mmap(fd, status.st_size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            raise PeerLost(f"its segment cannot be mapped: {error.strerror}") from None
         finally:
             os.close(fd)
         if not hmac.compare_digest(memory[:NONCE_BYTES], nonce):

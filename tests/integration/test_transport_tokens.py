@@ -22,7 +22,6 @@ from tests.integration.test_status import run_cli
 NUM_TOKENS = 24
 # One, around the borders of blocks of 16 and of 32, more than one chunk of 128, and three chunks.
 LENGTHS = (1, 16, 33, 100, 129, 300)
-PAIRED_WITHIN_S = 20.0
 NEEDS_NIXL = pytest.mark.skipif(not is_installed(), reason="nixl is not installed")
 
 
@@ -35,13 +34,6 @@ async def answer(client: AsyncClient, prompt: list[int]) -> tuple[list[int], int
     generation = client.generate(token_ids=prompt, max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
     tokens = [token_id async for chunk in generation for token_id in chunk.token_ids]
     return tokens, generation.summary.timings.transfer_bytes
-
-
-async def until_paired(cluster: LocalCluster) -> None:
-    """Loading NIXL takes longer than a router lets requests wait for workers that can reach each other."""
-    async with asyncio.timeout(PAIRED_WITHIN_S):
-        while not any(pair.transport for worker in (await cluster.status()).workers for pair in worker.pairs):
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +70,6 @@ async def test_tokens_are_transformers_over_every_transport(
         await LocalCluster.start(config, config_file=str(settings)) as cluster,
         await AsyncClient.connect(cluster.address) as client,
     ):
-        await until_paired(cluster)
         prompts = [prompt_of(length) for length in LENGTHS]
         found = await asyncio.gather(*(answer(client, prompt) for prompt in prompts))
         again, again_bytes = await answer(client, prompts[-1])

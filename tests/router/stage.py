@@ -84,6 +84,7 @@ class PlayedPrefill(PlayedWorker):
     """A prefill worker that answers introductions by itself.
 
     unreachable: why it cannot reach decode workers, by their name; it reaches all others.
+    silent_about: decode workers of which it says nothing.
     introductions: what it was told of decode workers, over all of its sessions.
     """
 
@@ -95,12 +96,15 @@ class PlayedPrefill(PlayedWorker):
         super().__init__(name, common_pb2.ROLE_PREFILL, incarnation)
         self.budget = budget
         self.unreachable = dict(unreachable)
+        self.silent_about: set[str] = set()
         self.introductions: list[Any] = []
 
     def hear(self, message: Any) -> None:
         match message.WhichOneof("message"):
             case "pair":
                 self.introductions.append(message.pair)
+                if message.pair.worker in self.silent_about:
+                    return
                 error = self.unreachable.get(message.pair.worker)
                 state = {"failure": to_failure(error)} if error else {"transport": "grpc"}
                 self.pair_status(message.pair.incarnation, **state)

@@ -233,6 +233,22 @@ async def test_workers_that_meet_while_the_cluster_is_down_get_the_grace_to_reac
         assert await workers_of(stage, run) == ("prefill-0", "decode-0")
 
 
+async def test_a_pair_that_is_still_being_tried_is_waited_for_and_then_its_word_counts() -> None:
+    async with staged(resume_wait_s=0.01) as stage:
+        prefill = await stage.prefill()
+        prefill.silent_about.add("decode-0")
+        network = asyncio.create_task(stage.decode())
+        await until(lambda: bool(prefill.introductions))
+        run = stage.generate()
+        await until(lambda: len(stage.queue) == 1)
+        await asyncio.sleep(0.05)  # five times the grace
+        assert len(stage.queue) == 1
+        prefill.pair_status(prefill.introductions[0].incarnation, failure=to_failure(OTHER_MODEL))
+        error = await failure(run)
+        assert str(error) == "no prefill worker can reach a decode worker: num_layers differs: [30 != 31]"
+        await network
+
+
 @pytest.mark.parametrize("error", [KvTransferFailed("decode-0 is not paired"), PeerLost("not paired")])
 async def test_an_attempt_whose_prefill_worker_is_not_paired_is_tried_again(error: Unavailable) -> None:
     async with staged() as stage:
@@ -264,3 +280,4 @@ async def test_an_introduction_to_a_session_that_has_just_ended_harms_nobody() -
         decode = await stage.decode()
         assert not link.is_ready
         assert decode.num_sessions == 1
+        link._session.closed = False  # type: ignore[attr-defined] # or the other end would never hear
