@@ -54,6 +54,8 @@ class DecodeConfig(EngineConfig):
         check_advertise(self.host, self.advertise)
         TlsFiles.of(self)
         check_checksum(self.kv_checksum)
+        if self.arena_bytes < 0:
+            raise ConfigError(f"arena_bytes is {self.arena_bytes}; it must be 0 or more", field="arena_bytes")
         if self.lease_ttl_s <= 0:
             raise ConfigError(f"lease_ttl_s is {self.lease_ttl_s}; it must be positive", field="lease_ttl_s")
 

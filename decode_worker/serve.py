@@ -36,7 +36,7 @@ async def serve(
 
     on_serving: called once the worker is announced.
     """
-    credentials = config.tls.server_credentials()
+    config.tls.server_credentials()  # bad files are told before anything is loaded
     model = ModelDir.open(config.model)
     rng = random.SystemRandom()
     identity = Identity.draw(config.name, common_pb2.ROLE_DECODE, model.fingerprint(), rng)
@@ -60,6 +60,23 @@ async def serve(
     observe_totals(meter(), "receiver", worker.totals)
     if arena is not None:
         observe_slots(meter(), arena.slots.counts)
+    try:
+        await _serve(config, worker, identity, stop, on_serving)
+    finally:
+        if arena is not None:
+            arena.close()
+    await engine.close()
+
+
+async def _serve(
+    config: DecodeConfig,
+    worker: DecodeWorker,
+    identity: Identity,
+    stop: asyncio.Event,
+    on_serving: Callable[[], None],
+) -> None:
+    """Until stop is set."""
+    credentials = config.tls.server_credentials()
     async with await RpcServer.start(
         _services(config, worker), host=config.host, port=config.port, credentials=credentials
     ) as server:
@@ -77,9 +94,6 @@ async def serve(
                 on_serving()
                 # No drain: a server that takes no new calls takes no KV, and its router could not know.
                 await run_until(stop, worker.run())
-    if arena is not None:
-        arena.close()
-    await engine.close()
 
 
 def _services(config: DecodeConfig, worker: DecodeWorker) -> list[Registration]:

@@ -6,6 +6,7 @@ of a transfer, a part of it.
     baton.kv.pair.duration          s    histogram  transport             from the first try to a usable pair
     baton.kv.transfer.duration      s    histogram  transport, outcome    from the first frame to the answer
     baton.kv.transfer.part          s    histogram  transport, part       parts of the same transfer
+    baton.kv.transfer.failed        1    counter    transport, outcome    transfers that came to no outcome
     baton.kv.transfer.size          By   counter    transport             payload of the same transfers
     baton.kv.transfer.hidden        1    histogram  transport             share sent when all was computed
     baton.kv.sender.total           1    counter    kind                  resends, fallbacks, ...
@@ -36,6 +37,7 @@ class SendMetrics:
         self._duration_s = meter.create_histogram("baton.kv.transfer.duration", "s")
         self._part_s = meter.create_histogram("baton.kv.transfer.part", "s")
         self._hidden = meter.create_histogram("baton.kv.transfer.hidden", "1")
+        self._failed = meter.create_counter("baton.kv.transfer.failed", "1")
         self._size = meter.create_counter("baton.kv.transfer.size", "By")
 
     def paired(self, transport: str, duration_s: float) -> None:
@@ -55,7 +57,7 @@ class SendMetrics:
 
     def failed(self, transport: str, error: BatonError) -> None:
         """A transfer came to no outcome."""
-        self._duration_s.record(0.0, {"transport": transport, "outcome": error.code.lower()})
+        self._failed.add(1, {"transport": transport, "outcome": error.code.lower()})
 
 
 def observe_totals(meter: Meter, name: str, totals: Totals) -> None:

@@ -45,6 +45,9 @@ from kvtransfer.wire import Frame, FrameError, FrameLimits, decode
 
 PayloadT = TypeVar("PayloadT")
 
+# That one answer asks for: 4 GiB of frames of 1 MiB, and far below what a message may have.
+MAX_RESEND_FRAMES = 4096
+
 
 class KvReceiver(Generic[PayloadT]):
     """The receiving end of one decode worker.
@@ -180,6 +183,10 @@ class IncomingWrite(Generic[PayloadT]):
         finally:
             verified = receiver.clock()
             self._verify_s += verified - began
+        if frame.spec.index >= self._covered_NL.size:
+            # More frames than there are cells: no plan numbers one so.
+            receiver.counters["bad_frame_index"] += 1
+            return None
         if frame.spec.index in self._indices:
             receiver.counters["duplicate_frames"] += 1
             return None
@@ -213,7 +220,9 @@ class IncomingWrite(Generic[PayloadT]):
         # must not size anything here.
         if num_frames > self._covered_NL.size:
             return self._give_up(now)
-        missing = tuple(index for index in range(num_frames) if index not in self._indices)
+        missing = tuple(index for index in range(num_frames) if index not in self._indices)[
+            :MAX_RESEND_FRAMES
+        ]
         if missing and self._num_resends < self._receiver.max_resends:
             self._num_resends += 1
             self._receiver.counters["resent_frames"] += len(missing)

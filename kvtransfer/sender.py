@@ -227,12 +227,15 @@ class Transfer:
         await asyncio.wait([self._task])
         return self._task.result()
 
+    async def commit_with(self, first_token: asyncio.Future[FirstToken]) -> TransferOutcome:
+        """Waits for the token to be sampled and commits with it, unless the transfer has ended by then."""
+        both: list[asyncio.Future[Any]] = [self._task, first_token]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return self._task.result() if self._task.done() else await self.commit(first_token.result())
+
     async def stop(self) -> None:
         """Ends the transfer and waits until it no longer reads the cache; idempotent."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        if not self._task.cancelled():
-            self._task.exception()  # marks it as seen: a caller that leaves early has no use for it
+        await _end(self._task)
 
     async def _run(self) -> TransferOutcome:
         target, source = self._target, self.source
@@ -257,6 +260,8 @@ class Transfer:
 
     def _outcome(self, outcome: Outcome) -> TransferOutcome:
         duration_s = 0.0 if self._started_at is None else self._now() - self._started_at
+        # Waiting for slots is a part of prepare().
+        self._times.prepare_s = max(0.0, self._times.prepare_s - self._times.wait_s)
         if isinstance(outcome, Committed):
             self._times.verify_s, self._times.convert_s = outcome.verify_s, outcome.convert_s
         return TransferOutcome(
@@ -271,6 +276,8 @@ class Transfer:
         while self._first_token is None or not self._plan.is_complete:
             await self._wake.wait()
             self._wake.clear()
+            if self._posting is not None and self._posting.done():
+                await self._posted()
             frames = self._plan.advance(self._num_computed_tokens, self._num_stored_layers)
             await self._send_frames(writer, frames)
         while True:
@@ -280,6 +287,8 @@ class Transfer:
             answer = await self._in_time(commit, "commit_s")
             if not isinstance(answer, Resend):
                 return answer
+            if not answer.frame_indices:
+                raise KvTransferFailed(f"{self._target.worker} neither commits nor says what it lacks")
             await self._send_frames(writer, self._again(answer))
 
     async def _send_frames(self, writer: KvWriter, specs: Sequence[FrameSpec]) -> None:
@@ -292,6 +301,8 @@ class Transfer:
             prepared = await self._in_time(writer.prepare(frames), "prepare_s")
             await self._posted()
             self._posting = asyncio.create_task(self._post(writer, prepared, frames))
+            # A failure must not wait for tokens that are still computed.
+            self._posting.add_done_callback(lambda _: self._wake.set())
 
     def _frame(self, spec: FrameSpec) -> CacheFrame:
         sender = self._sender
@@ -361,9 +372,16 @@ class Transfer:
         return asyncio.get_running_loop().time()
 
 
-async def _end(task: asyncio.Task[None]) -> None:
-    """Cancels a task and waits for its end; what it raises is of no use any more."""
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancels a task and waits for its end, even if cancelled; what it raises is of no use any more."""
+    cancelled: asyncio.CancelledError | None = None
     task.cancel()
-    await asyncio.wait([task])
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
     if not task.cancelled():
         task.exception()
+    if cancelled is not None:
+        raise cancelled

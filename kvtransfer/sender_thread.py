@@ -6,9 +6,13 @@ An edge of the process: it hands the transports their Offload and knows nothing 
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from engine.fulfil import fulfil
 
 T = TypeVar("T")
 
@@ -17,12 +21,22 @@ class SenderThread:
     """Runs one function at a time, in order. Call close() at the end."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-sender")
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        # A daemon, so that a wedged device cannot keep the process from exiting.
+        self._thread = threading.Thread(target=self._work, name="kv-sender", daemon=True)
+        self._thread.start()
 
     def __call__(self, function: Callable[[], T]) -> Awaitable[T]:
         """Runs a function on the thread. Cancelling the wait stops nothing that has begun."""
-        return asyncio.get_running_loop().run_in_executor(self._executor, function)
+        future: Future[T] = Future()
+        self._calls.put((future, function))
+        return asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Ends the thread after what it does now; what is queued behind is dropped. Idempotent."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """Ends the thread after what is queued. Idempotent."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, function = item
+            fulfil(future, function)

@@ -4,15 +4,16 @@ A sender writes into slots without the receiver's doing: through shared memory, 
 over the network. A slot is therefore only given to another write once its writer cannot
 write any more:
 
-    FREE --grant--> HELD --end(is_quiet=True)-----------------------------> FREE
-                      |                                                       ^
-                      +--end(is_quiet=False)--> QUARANTINED --sender is new---+
-                                                     |
-                                                     +--retire_s pass--> RETIRED
+    FREE --grant--> HELD --end(is_quiet=True)------------------------------------> FREE
+                      |                                                              ^
+                      +--end(is_quiet=False)--> QUARANTINED --met() or vouched()-----+
+                                                     |                               |
+                                                     +--retire_s pass--> RETIRED ----+
 
 A writer is quiet when it says so, or commits: its protocol is to write first and to commit
-then. One that was cut off is not; its slots wait until a new incarnation of it shows that the
-old one is dead. A slot that waits for retire_s is given up for good, and counted.
+then. One that was cut off is not; its slots wait until its sender vouches for it with a later
+write, or a new incarnation of the sender shows that the old one is dead. A slot that waits for
+longer than retire_s is counted as given up; should word come all the same, it is free again.
 
 The decode worker's event loop owns the table. It must not know memory, asyncio or clocks; `now`
 is in seconds and never decreases.
@@ -20,7 +21,7 @@ is in seconds and never decreases.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 
@@ -34,6 +35,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class _Quarantine:
+    write: Hashable
     slots: tuple[int, ...]
     sender: Sender
     since: float
@@ -43,7 +45,7 @@ class SlotTable:
     """The slots of one arena.
 
     max_per_write: most that one write gets; fewer where fewer are free.
-    retire_s: time after which a slot that nobody vouches for is given up.
+    retire_s: time after which a slot that nobody has vouched for counts as given up.
     """
 
     def __init__(self, num_slots: int, *, max_per_write: int = 16, retire_s: float = 60.0) -> None:
@@ -53,7 +55,7 @@ class SlotTable:
         self._free = list(range(num_slots))
         self._held: dict[Hashable, tuple[Sender, tuple[int, ...]]] = {}
         self._quarantined: list[_Quarantine] = []
-        self.num_retired = 0
+        self._retired: list[_Quarantine] = []
 
     @property
     def num_free(self) -> int:
@@ -63,12 +65,18 @@ class SlotTable:
     @property
     def num_held(self) -> int:
         """Slots that open writes have."""
-        return sum(len(slots) for _, slots in self._held.values())
+        # A copy, because a collector's thread may ask.
+        return sum(len(slots) for _, slots in list(self._held.values()))
 
     @property
     def num_quarantined(self) -> int:
         """Slots whose writer was cut off and may still write."""
         return sum(len(quarantine.slots) for quarantine in self._quarantined)
+
+    @property
+    def num_retired(self) -> int:
+        """Slots that have waited for longer than retire_s."""
+        return sum(len(quarantine.slots) for quarantine in self._retired)
 
     def counts(self) -> dict[str, int]:
         """All slots, by state."""
@@ -106,19 +114,27 @@ class SlotTable:
         if is_quiet:
             self._free.extend(slots)
         else:
-            self._quarantined.append(_Quarantine(slots, sender, now))
+            self._quarantined.append(_Quarantine(write, slots, sender, now))
 
     def met(self, sender: Sender) -> None:
         """A sender has shown itself: older incarnations of that name are dead and write no more."""
-        for quarantine in [q for q in self._quarantined if q.sender.name == sender.name]:
-            if quarantine.sender.incarnation != sender.incarnation:
-                self._quarantined.remove(quarantine)
-                self._free.extend(quarantine.slots)
+        self._free_where(
+            lambda q: q.sender.name == sender.name and q.sender.incarnation != sender.incarnation
+        )
+
+    def vouched(self, sender: Sender, may_write: Callable[[Hashable], bool]) -> None:
+        """A sender says of which of its writes something may still be under way; the others are quiet."""
+        self._free_where(lambda q: q.sender == sender and not may_write(q.write))
 
     def retire(self, now: float) -> int:
-        """Gives up what has been quarantined for too long; returns how many slots."""
+        """Counts as given up what has been quarantined for too long; returns how many slots that were."""
         old = [q for q in self._quarantined if now - q.since >= self._retire_s]
-        num_retired = sum(len(quarantine.slots) for quarantine in old)
         self._quarantined = [q for q in self._quarantined if q not in old]
-        self.num_retired += num_retired
-        return num_retired
+        self._retired += old
+        return sum(len(quarantine.slots) for quarantine in old)
+
+    def _free_where(self, is_safe: Callable[[_Quarantine], bool]) -> None:
+        for waiting in (self._quarantined, self._retired):
+            for quarantine in [q for q in waiting if is_safe(q)]:
+                waiting.remove(quarantine)
+                self._free.extend(quarantine.slots)

@@ -81,5 +81,8 @@ class PrefillConfig(EngineConfig):
     def transports(self) -> ClientConfig:
         """How decode workers are reached."""
         return ClientConfig(
-            transport=self.kv_transport, shm_folder=Path(self.shm_folder), has_digests=self.has_digests
+            transport=self.kv_transport,
+            shm_folder=Path(self.shm_folder),
+            has_digests=self.has_digests,
+            is_private=bool(self.tls_ca),
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton.errors import BatonError, IncompatiblePeer, InternalError
+from baton.errors import BatonError, IncompatiblePeer, InternalError, PeerLost
 from baton.logs import get_logger
 from kvtransfer.contract import KvTransport, Pairing, Peer
 from kvtransfer.metrics import SendMetrics
@@ -33,6 +33,7 @@ class _Pair:
     task: asyncio.Task[None]
     sessions: set[int] = field(default_factory=set)
     state: PairState | None = None
+    doubted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Pairs:
@@ -76,6 +77,13 @@ class Pairs:
         if pair.state is not None:
             self._tell(session_id, peer.incarnation, pair.state)
 
+    def doubt(self, incarnation: int, error: PeerLost) -> None:
+        """A transfer found nobody there: the pair is made anew, and is not used until then."""
+        pair = self._pairs.get(incarnation)
+        if pair is not None and isinstance(pair.state, Pairing):
+            self._set(incarnation, error)
+            pair.doubted.set()
+
     def part(self, session_id: int, incarnation: int) -> None:
         """A router's decode worker is gone; once no router names it, it is dropped. Idempotent."""
         pair = self._pairs.get(incarnation)
@@ -106,8 +114,12 @@ class Pairs:
         if before:
             await asyncio.wait(before)
         try:
-            await self._reach(peer)
-            await asyncio.Event().wait()
+            while True:
+                await self._reach(peer)
+                doubted = self._pairs[peer.incarnation].doubted
+                await doubted.wait()
+                doubted.clear()
+                await self._transport.part(peer.incarnation)
         finally:
             await self._transport.part(peer.incarnation)
 

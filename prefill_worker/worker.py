@@ -146,10 +146,8 @@ class PrefillWorker:
                 self._tell(self._credits.ask_again(session_id))
             case "pair":
                 peer = message.pair
-                self._pairs.meet(
-                    session_id,
-                    Peer(worker=peer.worker, incarnation=peer.incarnation, address=peer.address),
-                )
+                named = Peer(worker=peer.worker, incarnation=peer.incarnation, address=peer.address)
+                self._pairs.meet(session_id, named)
             case "part":
                 self._pairs.part(session_id, message.part.incarnation)
             case other:
@@ -299,7 +297,7 @@ class PrefillWorker:
         try:
             async with self._sender.transfer(source, attempt.target) as transfer:
                 attempt.begin(transfer)
-                result = attempt.result = await transfer.commit(await attempt.first_token)
+                result = attempt.result = await transfer.commit_with(attempt.first_token)
             attempt.tail_s = asyncio.get_running_loop().time() - attempt.arrived_at - attempt.prefill_s
             span.set(**{"baton.num_bytes": result.num_bytes})
             self._metrics.transferred(transport, result)
@@ -307,6 +305,8 @@ class PrefillWorker:
         except BatonError as failed:
             error = failed
             self._metrics.failed(transport, failed)
+            if isinstance(failed, PeerLost):
+                self._pairs.doubt(attempt.target.incarnation, failed)
         finally:
             if error is not None:
                 span.fail(error)

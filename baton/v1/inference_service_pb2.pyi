@@ -681,7 +681,7 @@ class Timings(_message.Message):
     num_preemptions: _builtins.int
     """How often a decode worker gave its blocks to older requests, so that it was resumed."""
     transfer_hidden_share: _builtins.float
-    """Share of the KV bytes that the decode worker had when the last layer was computed, 0 to 1."""
+    """Share of the KV bytes that had been handed to the transport when the first token was sampled, 0 to 1."""
     @_builtins.property
     def transfer_times(self) -> _common_pb2.TransferTimes:
         """Where the time of the transfer went."""

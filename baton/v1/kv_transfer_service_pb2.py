@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"baton/v1/kv_transfer_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"y\n\x08KvFormat\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x0e\n\x06layout\x18\x02 \x01(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\"\xa5\x01\n\x0bPairRequest\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Hello\x12\x16\n\x0eoldest_version\x18\x02 \x01(\r\x12\x16\n\x0enewest_version\x18\x03 \x01(\r\x12\"\n\x06\x66ormat\x18\x04 \x01(\x0b\x32\x12.baton.v1.KvFormat\x12\r\n\x05wants\x18\x05 \x01(\t\x12\x13\n\x0bhas_digests\x18\x06 \x01(\x08\"=\n\x08ShmOffer\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\"9\n\tNixlOffer\x12\x16\n\x0e\x61gent_metadata\x18\x01 \x01(\x0c\x12\x14\n\x0c\x62\x61se_address\x18\x02 \x01(\x06\"\xb2\x01\n\x0cPairResponse\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Hello\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x12\n\nslot_bytes\x18\x03 \x01(\x04\x12!\n\x03shm\x18\x04 \x01(\x0b\x32\x12.baton.v1.ShmOfferH\x00\x12#\n\x04nixl\x18\x05 \x01(\x0b\x32\x13.baton.v1.NixlOfferH\x00\x12\x0c\n\x04note\x18\x06 \x01(\tB\x07\n\x05offer\"\xc1\x01\n\tOpenWrite\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x12\n\nattempt_id\x18\x02 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\"\n\x06\x66ormat\x18\x04 \x01(\x0b\x32\x12.baton.v1.KvFormat\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x14\n\x0cwanted_slots\x18\x06 \x01(\r\x12\x0e\n\x06sender\x18\x07 \x01(\t\x12\x1a\n\x12sender_incarnation\x18\x08 \x01(\x06\".\n\x0cPlacedFrames\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x0f\n\x07headers\x18\x02 \x03(\x0c\"L\n\x0b\x43ommitWrite\x12\x12\n\nnum_frames\x18\x01 \x01(\r\x12)\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x14.baton.v1.TokenEvent\"\xb3\x01\n\x0cWriteRequest\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x13.baton.v1.OpenWriteH\x00\x12\x0f\n\x05\x66rame\x18\x02 \x01(\x0cH\x00\x12\'\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x15.baton.v1.CommitWriteH\x00\x12(\n\x06placed\x18\x04 \x01(\x0b\x32\x16.baton.v1.PlacedFramesH\x00\x12\x0f\n\x05quiet\x18\x05 \x01(\x08H\x00\x42\t\n\x07message\"\x1f\n\x0cResendFrames\x12\x0f\n\x07indices\x18\x01 \x03(\r\"\x1a\n\tSlotGrant\x12\r\n\x05slots\x18\x01 \x03(\r\"7\n\x0eWriteCommitted\x12\x11\n\tverify_ms\x18\x01 \x01(\x01\x12\x12\n\nconvert_ms\x18\x02 \x01(\x01\"\xc1\x01\n\rWriteResponse\x12-\n\tcommitted\x18\x01 \x01(\x0b\x32\x18.baton.v1.WriteCommittedH\x00\x12$\n\x04gone\x18\x02 \x01(\x0e\x32\x14.baton.v1.GoneReasonH\x00\x12(\n\x06resend\x18\x03 \x01(\x0b\x32\x16.baton.v1.ResendFramesH\x00\x12&\n\x07granted\x18\x04 \x01(\x0b\x32\x13.baton.v1.SlotGrantH\x00\x42\t\n\x07message2\x88\x01\n\x11KvTransferService\x12\x35\n\x04Pair\x12\x15.baton.v1.PairRequest\x1a\x16.baton.v1.PairResponse\x12<\n\x05Write\x12\x16.baton.v1.WriteRequest\x1a\x17.baton.v1.WriteResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"baton/v1/kv_transfer_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"y\n\x08KvFormat\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x0e\n\x06layout\x18\x02 \x01(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\"\xa5\x01\n\x0bPairRequest\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Hello\x12\x16\n\x0eoldest_version\x18\x02 \x01(\r\x12\x16\n\x0enewest_version\x18\x03 \x01(\r\x12\"\n\x06\x66ormat\x18\x04 \x01(\x0b\x32\x12.baton.v1.KvFormat\x12\r\n\x05wants\x18\x05 \x01(\t\x12\x13\n\x0bhas_digests\x18\x06 \x01(\x08\"=\n\x08ShmOffer\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\"9\n\tNixlOffer\x12\x16\n\x0e\x61gent_metadata\x18\x01 \x01(\x0c\x12\x14\n\x0c\x62\x61se_address\x18\x02 \x01(\x06\"\xb2\x01\n\x0cPairResponse\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Hello\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x12\n\nslot_bytes\x18\x03 \x01(\x04\x12!\n\x03shm\x18\x04 \x01(\x0b\x32\x12.baton.v1.ShmOfferH\x00\x12#\n\x04nixl\x18\x05 \x01(\x0b\x32\x13.baton.v1.NixlOfferH\x00\x12\x0c\n\x04note\x18\x06 \x01(\tB\x07\n\x05offer\"\xd8\x01\n\tOpenWrite\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x12\n\nattempt_id\x18\x02 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\"\n\x06\x66ormat\x18\x04 \x01(\x0b\x32\x12.baton.v1.KvFormat\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x14\n\x0cwanted_slots\x18\x06 \x01(\r\x12\x0e\n\x06sender\x18\x07 \x01(\t\x12\x1a\n\x12sender_incarnation\x18\x08 \x01(\x06\x12\x15\n\ropen_attempts\x18\t \x03(\x0c\".\n\x0cPlacedFrames\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x0f\n\x07headers\x18\x02 \x03(\x0c\"L\n\x0b\x43ommitWrite\x12\x12\n\nnum_frames\x18\x01 \x01(\r\x12)\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x14.baton.v1.TokenEvent\"\xb3\x01\n\x0cWriteRequest\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x13.baton.v1.OpenWriteH\x00\x12\x0f\n\x05\x66rame\x18\x02 \x01(\x0cH\x00\x12\'\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x15.baton.v1.CommitWriteH\x00\x12(\n\x06placed\x18\x04 \x01(\x0b\x32\x16.baton.v1.PlacedFramesH\x00\x12\x0f\n\x05quiet\x18\x05 \x01(\x08H\x00\x42\t\n\x07message\"\x1f\n\x0cResendFrames\x12\x0f\n\x07indices\x18\x01 \x03(\r\"\x1a\n\tSlotGrant\x12\r\n\x05slots\x18\x01 \x03(\r\"7\n\x0eWriteCommitted\x12\x11\n\tverify_ms\x18\x01 \x01(\x01\x12\x12\n\nconvert_ms\x18\x02 \x01(\x01\"\xc1\x01\n\rWriteResponse\x12-\n\tcommitted\x18\x01 \x01(\x0b\x32\x18.baton.v1.WriteCommittedH\x00\x12$\n\x04gone\x18\x02 \x01(\x0e\x32\x14.baton.v1.GoneReasonH\x00\x12(\n\x06resend\x18\x03 \x01(\x0b\x32\x16.baton.v1.ResendFramesH\x00\x12&\n\x07granted\x18\x04 \x01(\x0b\x32\x13.baton.v1.SlotGrantH\x00\x42\t\n\x07message2\x88\x01\n\x11KvTransferService\x12\x35\n\x04Pair\x12\x15.baton.v1.PairRequest\x1a\x16.baton.v1.PairResponse\x12<\n\x05Write\x12\x16.baton.v1.WriteRequest\x1a\x17.baton.v1.WriteResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,21 +43,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PAIRRESPONSE']._serialized_start=485
   _globals['_PAIRRESPONSE']._serialized_end=663
   _globals['_OPENWRITE']._serialized_start=666
-  _globals['_OPENWRITE']._serialized_end=859
-  _globals['_PLACEDFRAMES']._serialized_start=861
-  _globals['_PLACEDFRAMES']._serialized_end=907
-  _globals['_COMMITWRITE']._serialized_start=909
-  _globals['_COMMITWRITE']._serialized_end=985
-  _globals['_WRITEREQUEST']._serialized_start=988
-  _globals['_WRITEREQUEST']._serialized_end=1167
-  _globals['_RESENDFRAMES']._serialized_start=1169
-  _globals['_RESENDFRAMES']._serialized_end=1200
-  _globals['_SLOTGRANT']._serialized_start=1202
-  _globals['_SLOTGRANT']._serialized_end=1228
-  _globals['_WRITECOMMITTED']._serialized_start=1230
-  _globals['_WRITECOMMITTED']._serialized_end=1285
-  _globals['_WRITERESPONSE']._serialized_start=1288
-  _globals['_WRITERESPONSE']._serialized_end=1481
-  _globals['_KVTRANSFERSERVICE']._serialized_start=1484
-  _globals['_KVTRANSFERSERVICE']._serialized_end=1620
+  _globals['_OPENWRITE']._serialized_end=882
+  _globals['_PLACEDFRAMES']._serialized_start=884
+  _globals['_PLACEDFRAMES']._serialized_end=930
+  _globals['_COMMITWRITE']._serialized_start=932
+  _globals['_COMMITWRITE']._serialized_end=1008
+  _globals['_WRITEREQUEST']._serialized_start=1011
+  _globals['_WRITEREQUEST']._serialized_end=1190
+  _globals['_RESENDFRAMES']._serialized_start=1192
+  _globals['_RESENDFRAMES']._serialized_end=1223
+  _globals['_SLOTGRANT']._serialized_start=1225
+  _globals['_SLOTGRANT']._serialized_end=1251
+  _globals['_WRITECOMMITTED']._serialized_start=1253
+  _globals['_WRITECOMMITTED']._serialized_end=1308
+  _globals['_WRITERESPONSE']._serialized_start=1311
+  _globals['_WRITERESPONSE']._serialized_end=1504
+  _globals['_KVTRANSFERSERVICE']._serialized_start=1507
+  _globals['_KVTRANSFERSERVICE']._serialized_end=1643
 # @@protoc_insertion_point(module_scope)

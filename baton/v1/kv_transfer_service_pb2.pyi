@@ -222,6 +222,7 @@ class OpenWrite(_message.Message):
     WANTED_SLOTS_FIELD_NUMBER: _builtins.int
     SENDER_FIELD_NUMBER: _builtins.int
     SENDER_INCARNATION_FIELD_NUMBER: _builtins.int
+    OPEN_ATTEMPTS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     """Random 128 bits: the ticket."""
     attempt_id: _builtins.bytes
@@ -239,6 +240,12 @@ class OpenWrite(_message.Message):
     def format(self) -> Global___KvFormat:
         """How the frames are laid out."""
 
+    @_builtins.property
+    def open_attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Other attempts of this sender that may still write into slots: of all that
+        are not named here, and whose streams have ended, nothing is under way.
+        """
+
     def __init__(
         self,
         *,
@@ -250,10 +257,11 @@ class OpenWrite(_message.Message):
         wanted_slots: _builtins.int = ...,
         sender: _builtins.str = ...,
         sender_incarnation: _builtins.int = ...,
+        open_attempts: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["format", b"format"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "format", b"format", "incarnation", b"incarnation", "lease_id", b"lease_id", "sender", b"sender", "sender_incarnation", b"sender_incarnation", "traceparent", b"traceparent", "wanted_slots", b"wanted_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "format", b"format", "incarnation", b"incarnation", "lease_id", b"lease_id", "open_attempts", b"open_attempts", "sender", b"sender", "sender_incarnation", b"sender_incarnation", "traceparent", b"traceparent", "wanted_slots", b"wanted_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

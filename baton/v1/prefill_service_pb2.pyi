@@ -396,7 +396,7 @@ class PrefillEnded(_message.Message):
     num_cached_tokens: _builtins.int
     """Leading tokens whose KV was in the worker's prefix cache."""
     transfer_hidden_share: _builtins.float
-    """Share of the KV bytes that the receiver had when the last layer was computed, 0 to 1."""
+    """Share of the KV bytes that had been handed to the transport when the first token was sampled, 0 to 1."""
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
         """The attempt failed."""

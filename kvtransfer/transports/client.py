@@ -52,6 +52,7 @@ class ClientConfig:
 
     transport: "shm", "nixl" or "grpc": that one or gRPC; "auto": the first of them that works.
     shm_folder: where segments lie.
+    is_private: KV must not leave the host in plain text, so "auto" leaves NIXL out, which encrypts nothing.
     max_frame_bytes: largest payload; one that fits into no slot goes inside a stream.
     """
 
@@ -59,6 +60,7 @@ class ClientConfig:
     shm_folder: Path = Path("/dev/shm")
     max_frame_bytes: int = 1 << 20
     has_digests: bool = True
+    is_private: bool = False
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:
@@ -77,6 +79,8 @@ class _Link:
     pairing: Pairing | None = None
     carrier: _ClosableCarrier | None = None
     num_writes: int = 0
+    # Of which something may still write into the receiver's slots; a failed carrier's stay for good.
+    writing: set[bytes] = field(default_factory=set)
     is_parted: bool = False
     _dropped: list[_ClosableCarrier] = field(default_factory=list)
     pairing_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -201,7 +205,10 @@ class KvClient:
             sender=Sender(self._identity.name, self._identity.incarnation),
             offload=self._offload,
             carrier=link.carrier,
+            open_attempts=link.writing,
         )
+        if link.carrier is not None:
+            link.writing.add(ticket.attempt_id)
         try:
             await writer.begin(ticket)
             if link.carrier is not None and not writer.is_placed:
@@ -212,6 +219,8 @@ class KvClient:
                 await writer.close()
             finally:
                 link.num_writes -= 1
+                if not writer.carrier_failure:
+                    link.writing.discard(ticket.attempt_id)
                 if writer.carrier_failure and link.carrier is not None and not link.is_parted:
                     self._fall_back(link, writer.carrier_failure)
                 await link.tidy()
@@ -258,7 +267,8 @@ class KvClient:
 
     def _candidates(self) -> Sequence[str]:
         if self._config.transport == "auto":
-            return ("shm", "nixl") if nixl.is_installed() and self._memory is not None else ("shm",)
+            has_nixl = nixl.is_installed() and self._memory is not None and not self._config.is_private
+            return ("shm", "nixl") if has_nixl else ("shm",)
         return () if self._config.transport == "grpc" else (self._config.transport,)
 
     async def _carrier(self, link: _Link, name: str) -> _ClosableCarrier:
@@ -292,7 +302,8 @@ class KvClient:
             if self._nixl is None:
                 name = f"{self._identity.name}-{self._identity.incarnation:016x}"
                 self._nixl = await NixlSource.start(name, self._memory)
-        peer = await self._nixl.meet(offer.nixl.agent_metadata, offer.nixl.base_address)
+        expected = f"{offer.hello.name}-{offer.hello.incarnation:016x}"
+        peer = await self._nixl.meet(offer.nixl.agent_metadata, offer.nixl.base_address, expected)
         return NixlCarrier(self._nixl, peer, offer.nixl.base_address, offer.slot_bytes)
 
     async def _introduce(self, link: _Link, wants: str) -> PairResponse:

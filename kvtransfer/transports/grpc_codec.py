@@ -11,7 +11,7 @@ bytes as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -99,8 +99,13 @@ def write_format(fmt: KvFormat) -> kv_transfer_service_pb2.KvFormat:
     )
 
 
-def encode_open(ticket: Ticket, sender: Sender, wanted_slots: int) -> bytes:
-    """A serialized WriteRequest that opens a write."""
+def encode_open(
+    ticket: Ticket, sender: Sender, wanted_slots: int, open_attempts: Iterable[bytes] = ()
+) -> bytes:
+    """A serialized WriteRequest that opens a write.
+
+    open_attempts: others of this sender that may still write into slots of this receiver.
+    """
     message = kv_transfer_service_pb2.OpenWrite(
         lease_id=ticket.lease_id,
         attempt_id=ticket.attempt_id,
@@ -110,6 +115,7 @@ def encode_open(ticket: Ticket, sender: Sender, wanted_slots: int) -> bytes:
         wanted_slots=wanted_slots,
         sender=sender.name,
         sender_incarnation=sender.incarnation,
+        open_attempts=open_attempts,
     )
     return WriteRequest(open=message).SerializeToString()
 

@@ -17,6 +17,7 @@ import os
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -117,6 +118,7 @@ class NixlSource:
         self._tasted = np.zeros(1, np.uint8)
         self._agent, self._registered = _agent(name, memory, self._tasted)
         self._is_closed = False
+        self._uses: Counter[str] = Counter()
         self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="kv-nixl", daemon=True)
@@ -127,22 +129,31 @@ class NixlSource:
         """One that is made off the event loop."""
         return await asyncio.to_thread(cls, name, memory)
 
-    async def meet(self, metadata: bytes, base_address: int) -> str:
-        """Connects to a receiver and returns its name here; raises PeerLost if that fails.
+    async def meet(self, metadata: bytes, base_address: int, expected: str) -> str:
+        """Connects to a receiver and returns its name here; raises PeerLost if that fails, or if the
+        metadata is not that of the expected agent.
 
         One byte is read from base_address: only a first use sets a connection up, which takes as long as
         many writes, and shows that the way is open at all.
         """
-        return await asyncio.to_thread(self._meet, metadata, base_address)
+        return await asyncio.to_thread(self._meet, metadata, base_address, expected)
 
-    def _meet(self, metadata: bytes, base_address: int) -> str:
+    def _meet(self, metadata: bytes, base_address: int, expected: str) -> str:
         try:
             with self._lock:
                 name = self._agent.add_remote_agent(metadata)
-                peer = name.decode() if isinstance(name, bytes) else name
+                peer: str = name.decode() if isinstance(name, bytes) else name
+                self._uses[peer] += 1
+        except Exception as error:
+            raise PeerLost(f"NIXL cannot connect: {error}") from error
+        try:
+            if peer != expected:
+                raise PeerLost(f"it calls itself {peer}")
+            with self._lock:
                 handle = self._begin("READ", [(self._tasted.ctypes.data, 1)], [(base_address, 1)], peer)
             self._until_done(handle)
         except Exception as error:
+            self._forget(peer)
             raise PeerLost(f"NIXL cannot connect: {error}") from error
         return peer
 
@@ -167,10 +178,16 @@ class NixlSource:
         self._agent.transfer(handle)
         return handle
 
-    def forget(self, peer: str) -> None:
-        """Drops a receiver; unknown ones are ignored."""
+    async def forget(self, peer: str) -> None:
+        """Drops a receiver once nobody who met it needs it any more; unknown ones are ignored."""
+        await asyncio.to_thread(self._forget, peer)
+
+    def _forget(self, peer: str) -> None:
         with self._lock, contextlib.suppress(Exception):
-            self._agent.remove_remote_agent(peer)
+            self._uses[peer] -= 1
+            if self._uses[peer] <= 0:
+                del self._uses[peer]
+                self._agent.remove_remote_agent(peer)
 
     def write(
         self, peer: str, local: list[tuple[int, int]], remote: list[tuple[int, int]]
@@ -229,8 +246,8 @@ class NixlSource:
             _settle(write, None)
         else:
             _fail(write, f"no end within {_WRITE_S:g} s" if state == "PROC" else state)
-        # It gives up what has not ended. Should bytes come late all the same, they spoil a frame of another
-        # write, whose digest shows it.
+        # It gives up what has not ended. Should bytes come late all the same, they land in slots that are
+        # quarantined: of a write that failed nobody says that it is quiet.
         self._release(handle)
         return True
 
@@ -269,7 +286,7 @@ class NixlCarrier:
 
     async def close(self) -> None:
         """Drops the receiver."""
-        self._source.forget(self._peer)
+        await self._source.forget(self._peer)
 
 
 def _span(memory: NDArray[np.uint8]) -> tuple[int, int, int, str]:

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError, IncompatiblePeer, InvalidRequest, Unavailable
+from baton.errors import BatonError, DeadlineExceeded, IncompatiblePeer, InvalidRequest, Unavailable
 from baton.identity import Identity
 from baton.logs import get_logger
 from baton.v1 import kv_transfer_service_pb2
@@ -41,6 +41,8 @@ from kvtransfer.version import NEWEST_VERSION, OLDEST_VERSION, agree
 from kvtransfer.wire import HEADER_BYTES, claimed_bytes
 
 SERVICE_NAME = "baton.v1.KvTransferService"
+# For the first message of a write.
+OPEN_S = 5.0
 # Frames in slots that are stored before others have a turn; each takes some 0.2 ms.
 _FRAMES_AT_A_TIME = 4
 
@@ -128,7 +130,7 @@ class KvService:
     async def _offer(self, wanted: str, response: PairResponse) -> None:
         try:
             if self._arena is None:
-                raise Unavailable("the receiver has no arena (arena_bytes is 0)")
+                raise Unavailable("the receiver has no arena (its arena_bytes is less than a slot)")
             response.slot_bytes = self._arena.slot_bytes
             if wanted == "shm":
                 segment = self._arena.segment
@@ -148,7 +150,8 @@ class KvService:
         loop = asyncio.get_running_loop()
         inbox = _Inbox(context)
         try:
-            opening = await inbox.next()
+            async with asyncio.timeout(OPEN_S):
+                opening = await inbox.next()
             if not isinstance(opening, WriteRequest) or opening.WhichOneof("message") != "open":
                 raise InvalidRequest("the first message of a write must be an open", field="open")
             opened = self._receiver.open(decode_open(opening.open), loop.time(), inbox.end)
@@ -156,6 +159,8 @@ class KvService:
                 await _Reception(self, opened, inbox, context).run(opening.open)
             else:
                 await context.write(encode_answer(opened))
+        except TimeoutError:
+            raise DeadlineExceeded(f"a write must be opened within {OPEN_S:g} s") from None
         finally:
             inbox.close()
 
@@ -175,7 +180,13 @@ class _Reception:
         self._write = write
         self._inbox = inbox
         self._context = context
+        # Whether it has no slots, or its sender has said that it writes into none.
         self._is_quiet = True
+
+    @property
+    def attempt_id(self) -> bytes:
+        """Of the write."""
+        return self._write.lease.attempt_id
 
     async def run(self, opening: kv_transfer_service_pb2.OpenWrite) -> None:
         """Until the answer that ends the write, or the end of the stream."""
@@ -197,6 +208,11 @@ class _Reception:
         granted: tuple[int, ...] = ()
         slots = self._service.slots
         if slots is not None:
+            still_open = {opening.attempt_id, *opening.open_attempts}
+            slots.vouched(
+                sender_of(opening),
+                lambda write: isinstance(write, _Reception) and write.attempt_id in still_open,
+            )
             granted = slots.grant(self, sender_of(opening), opening.wanted_slots, self._now())
             self._is_quiet = not granted
         if not granted:
@@ -234,8 +250,12 @@ class _Reception:
     async def _read_slots(self, placed: PlacedFrames) -> Answer | None:
         """Verifies and stores what lies in slots, and grants them again."""
         arena = self._service.arena
-        if arena is None or len(placed.slots) != len(placed.headers):
-            raise InvalidRequest("every placed frame needs a slot and a header", field="slots")
+        if (
+            arena is None
+            or len({*placed.slots}) != len(placed.slots)
+            or len(placed.slots) != len(placed.headers)
+        ):
+            raise InvalidRequest("every placed frame needs a header and a slot of its own", field="slots")
         for index, (slot, header) in enumerate(zip(placed.slots, placed.headers, strict=True), start=1):
             if not arena.slots.holds(self, slot):
                 raise InvalidRequest(f"slot {slot} is not this write's", field="slots")

@@ -32,6 +32,8 @@ from kvtransfer.contract import OutgoingFrame
 
 NONCE_BYTES = 16
 OFFSET_BYTES = 4096
+# Mapping touches every page; a file that claims more is no arena.
+MAX_SEGMENT_BYTES = 64 << 30
 _NAME = re.compile(r"baton-[0-9a-f]{16}\.kv")
 
 
@@ -111,6 +113,8 @@ class ShmCarrier:
         try:
             status = os.fstat(fd)
             num_slots = (status.st_size - offset_bytes) // slot_bytes
+            if status.st_uid != os.geteuid() or status.st_size > MAX_SEGMENT_BYTES:
+                raise PeerLost("its segment belongs to somebody else, or is larger than any arena")
             if not stat.S_ISREG(status.st_mode) or offset_bytes < NONCE_BYTES or num_slots < 1:
                 raise PeerLost("its segment has no slots")
             memory = mmap.mmap(fd, status.st_size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -93,6 +93,7 @@ class GrpcKvWriter:
         sender: Sender,
         offload: Offload[Any],
         carrier: Carrier | None = None,
+        open_attempts: Iterable[bytes] = (),
     ) -> None:
         self.worker = worker
         self.wait_s = 0.0
@@ -102,6 +103,7 @@ class GrpcKvWriter:
         self._sender = sender
         self._offload = offload
         self._carrier = carrier
+        self._open_attempts = tuple(open_attempts)
         self._way: _Inline | _Placed = _Inline(self)
         self._jobs: set[asyncio.Future[Any]] = set()
         self._message: asyncio.Task[None] | None = None
@@ -129,7 +131,7 @@ class GrpcKvWriter:
     async def begin(self, ticket: Ticket) -> None:
         """Presents the ticket and waits until the receiver has looked at it."""
         wanted_slots = 0 if self._carrier is None else self._carrier.num_slots
-        await self.write(encode_open(ticket, self._sender, wanted_slots))
+        await self.write(encode_open(ticket, self._sender, wanted_slots, self._open_attempts))
         if ADMITTED not in tuple(await self._call.initial_metadata()):
             await self._refuse()
         if self._carrier is not None:
@@ -162,7 +164,9 @@ class GrpcKvWriter:
     async def close(self) -> None:
         """Ends the stream. Nothing reads the cache or writes into a slot when it returns. Idempotent."""
         try:
-            if self._has_slots and not self._reader.done():
+            if self._jobs:
+                await asyncio.wait([*self._jobs])
+            if self._has_slots and not self._reader.done() and not self.carrier_failure:
                 # A receiver that is stuck has to see for itself what becomes of the slots.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(QUIET_S):
@@ -278,7 +282,8 @@ class GrpcKvWriter:
         under_way = [*self._jobs] if self._message is None else [*self._jobs, self._message]
         if under_way:
             await asyncio.wait(under_way)
-        if self._has_slots and not self._is_quiet:
+        # Of what a carrier failed to write, something may still be under way.
+        if self._has_slots and not self._is_quiet and not self.carrier_failure:
             self._is_quiet = True
             # If the receiver has ended the stream already, it has no use for this.
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

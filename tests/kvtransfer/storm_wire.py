@@ -72,7 +72,7 @@ class WireWorld:
             self._spec.max_frame_bytes,
             folder=self._folder,
             rng=self._rng,
-            name=side.address,
+            name=f"{side.name}-{side.incarnation:016x}",
             max_per_write=MAX_PER_WRITE,
         )
         service = KvService(side.receiver, identity(side.name, side.incarnation), arena)

@@ -42,8 +42,9 @@ def test_a_transfers_seconds_and_bytes_are_recorded_together() -> None:
     assert outcomes == {
         ("shm", "committed"): 2.0,
         ("grpc", "gone_expired"): 1.0,
-        ("nixl", "peer_lost"): 0.0,
     }
+    (failed,) = found["baton.kv.transfer.failed"]
+    assert (failed.value, dict(failed.attributes)) == (1, {"transport": "nixl", "outcome": "peer_lost"})
     sizes = {p.attributes["transport"]: p.value for p in found["baton.kv.transfer.size"]}
     assert sizes == {"shm": 1000, "grpc": 10}
     parts = {

@@ -142,7 +142,7 @@ async def test_a_write_that_does_not_begin_with_an_open_is_an_invalid_argument(t
     [
         ("another's", 1, "is not this write's"),
         ("beyond", 1, "is not this write's"),
-        ("own", 2, "needs a slot"),
+        ("own", 2, "needs a header"),
     ],
 )
 async def test_a_placed_frame_in_a_slot_that_is_not_the_writes_is_refused(

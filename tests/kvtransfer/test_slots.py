@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -54,15 +56,37 @@ def test_slots_of_a_write_that_was_cut_off_wait_for_a_new_life_of_their_sender()
     assert table.counts() == {"free": 4, "held": 0, "quarantined": 0, "retired": 0}
 
 
-def test_slots_that_nobody_vouches_for_are_given_up_after_a_while() -> None:
+def test_slots_that_nobody_vouches_for_are_given_up_after_a_while_and_free_if_word_comes() -> None:
     table = SlotTable(4, max_per_write=2, retire_s=60.0)
     table.grant("a", OLD, 2, 0.0)
     table.end("a", 10.0, is_quiet=False)
     assert table.retire(69.9) == 0
     assert table.retire(70.0) == 2
-    table.met(NEW)
     assert table.counts() == {"free": 2, "held": 0, "quarantined": 0, "retired": 2}
-    assert len(table.grant("b", NEW, 4, 70.0)) == 2
+    table.met(NEW)
+    assert table.counts() == {"free": 4, "held": 0, "quarantined": 0, "retired": 0}
+
+
+def test_a_living_sender_vouches_for_writes_that_were_cut_off() -> None:
+    table = SlotTable(8, max_per_write=2, retire_s=60.0)
+    for write, sender in (("a", OLD), ("b", OLD), ("c", OTHER)):
+        table.grant(write, sender, 2, 0.0)
+        table.end(write, 1.0, is_quiet=False)
+    table.vouched(OLD, lambda write: write == "b")
+    assert table.counts() == {"free": 4, "held": 0, "quarantined": 4, "retired": 0}
+    table.vouched(OLD, lambda write: False)
+    assert table.counts() == {"free": 6, "held": 0, "quarantined": 2, "retired": 0}
+
+
+def test_a_grant_gives_up_what_is_too_old() -> None:
+    table = SlotTable(4, max_per_write=2, retire_s=60.0)
+    table.grant("a", OLD, 2, 0.0)
+    table.end("a", 10.0, is_quiet=False)
+    table.grant("b", OTHER, 1, 70.0)
+    assert table.counts() == {"free": 1, "held": 1, "quarantined": 0, "retired": 2}
+
+
+WAITING = ("quarantined", "retired")
 
 
 class SlotMachine(RuleBasedStateMachine):
@@ -73,7 +97,7 @@ class SlotMachine(RuleBasedStateMachine):
         self.table = SlotTable(num_slots, max_per_write=max_per_write, retire_s=10.0)
         self.max_per_write = max_per_write
         self.now = 0.0
-        self.states: dict[int, object] = dict.fromkeys(range(num_slots), "free")
+        self.states: dict[int, Any] = dict.fromkeys(range(num_slots), "free")
         self.senders = {name: Sender(name, 0) for name in ("p0", "p1")}
         self.writes: dict[int, tuple[Sender, tuple[int, ...]]] = {}
         self.num_writes = 0
@@ -99,7 +123,7 @@ class SlotMachine(RuleBasedStateMachine):
     def end(self, which: int, is_quiet: bool) -> None:
         self.table.end(which, self.now, is_quiet=is_quiet)
         sender, slots = self.writes.pop(which, (None, ()))
-        self.states.update(dict.fromkeys(slots, "free" if is_quiet else (sender, self.now)))
+        self.states.update(dict.fromkeys(slots, "free" if is_quiet else ("quarantined", sender, self.now)))
 
     @rule(name=st.sampled_from(["p0", "p1"]))
     def restart(self, name: str) -> None:
@@ -113,14 +137,15 @@ class SlotMachine(RuleBasedStateMachine):
 
     def _retire(self) -> int:
         old = [
-            s for s, state in self.states.items() if isinstance(state, tuple) and self.now - state[1] >= 10
+            s for s, state in self.states.items() if state[0] == "quarantined" and self.now - state[2] >= 10
         ]
-        self.states.update(dict.fromkeys(old, "retired"))
+        for slot in old:
+            self.states[slot] = ("retired", *self.states[slot][1:])
         return len(old)
 
     def _free_of_older(self, sender: Sender) -> None:
         for slot, state in self.states.items():
-            if isinstance(state, tuple) and state[0].name == sender.name and state[0] != sender:
+            if state[0] in WAITING and state[1].name == sender.name and state[1] != sender:
                 self.states[slot] = "free"
 
     @invariant()
@@ -129,8 +154,8 @@ class SlotMachine(RuleBasedStateMachine):
         assert self.table.counts() == {
             "free": states.count("free"),
             "held": states.count("held"),
-            "quarantined": sum(isinstance(state, tuple) for state in states),
-            "retired": states.count("retired"),
+            "quarantined": sum(state[0] == "quarantined" for state in states),
+            "retired": sum(state[0] == "retired" for state in states),
         }
         for write, (_, slots) in self.writes.items():
             assert [s for s in range(9) if self.table.holds(write, s)] == sorted(slots)

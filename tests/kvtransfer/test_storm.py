@@ -116,7 +116,7 @@ EVERY_EVENT = {*FAULTS, "sender left", "both left", "resume", "cancelled receivi
         pytest.param(
             "nixl",
             StormSpec(seed=17, num_transfers=150, deaths_every=50, rules=NIXL),
-            {*FAULTS[:4], "writes_without_slots"},
+            {*FAULTS[:4]},
             id="nixl",
             marks=pytest.mark.skipif(not is_installed(), reason="nixl is not installed"),
         ),

@@ -148,10 +148,10 @@ async def test_a_receiver_that_cannot_be_reached_is_a_failed_transfer() -> None:
     async with cluster(max_attempts=2) as c:
         c.network.receivers.clear()
         run = c.stage.generate(max_tokens=5)
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="no prefill worker can reach a decode worker"):
             await run.answer()
-        # Two attempts, each of which delivered its first token.
-        assert run.received() == c.expected(run)[:2]
+        # The first attempt delivered its first token; nothing is placed on its pair until that is made anew.
+        assert run.received() == c.expected(run)[:1]
         await c.idle()
 
 
