@@ -77,10 +77,13 @@ class Pairs:
         if pair.state is not None:
             self._tell(session_id, peer.incarnation, pair.state)
 
-    def doubt(self, incarnation: int, error: PeerLost) -> None:
-        """A transfer found nobody there: the pair is made anew, and is not used until then."""
+    def doubt(self, incarnation: int, transport: str, error: PeerLost) -> None:
+        """A transfer over that transport found nobody there: the pair is made anew, and not used until then.
+
+        Unless it has gone over to another transport since, because that one failed.
+        """
         pair = self._pairs.get(incarnation)
-        if pair is not None and isinstance(pair.state, Pairing):
+        if pair is not None and self.transport_to(incarnation) == transport != "none":
             self._set(incarnation, error)
             pair.doubted.set()
 

@@ -306,7 +306,7 @@ class PrefillWorker:
             error = failed
             self._metrics.failed(transport, failed)
             if isinstance(failed, PeerLost):
-                self._pairs.doubt(attempt.target.incarnation, failed)
+                self._pairs.doubt(attempt.target.incarnation, transport, failed)
         finally:
             if error is not None:
                 span.fail(error)

@@ -286,3 +286,31 @@ async def test_a_pair_that_goes_over_to_another_transport_is_told_to_all_its_rou
         # Of one that nobody names any more, nobody hears.
         r.transport.on_changed(8, slower)
         assert len(r.told) == 1
+
+
+async def test_a_pair_in_which_nobody_was_there_is_made_anew() -> None:
+    lost = PeerLost("cannot connect to decode-0")
+    async with rig() as r:
+        r.pairs.meet(0, DECODE)
+        await r.hears((0, 7, SHM))
+        r.pairs.doubt(7, "shm", lost)
+        await r.hears((0, 7, lost), (0, 7, SHM))
+        assert r.transport.calls == ["pair 7", "part 7", "pair 7"]
+        # Of one that cannot be reached already, and of strangers, this is no news.
+        r.transport.may_pair.clear()
+        r.pairs.doubt(7, "shm", lost)
+        r.pairs.doubt(7, "shm", lost)
+        r.pairs.doubt(8, "shm", lost)
+        assert r.told == [(0, 7, lost)]
+        r.transport.may_pair.set()
+
+
+async def test_a_pair_is_not_made_anew_for_a_transport_that_it_has_left() -> None:
+    slower = Pairing(transport="grpc", note="the adapter reports an error")
+    async with rig() as r:
+        r.pairs.meet(0, DECODE)
+        await r.hears((0, 7, SHM))
+        r.transport.on_changed(7, slower)
+        r.pairs.doubt(7, "shm", PeerLost("the adapter reports an error"))
+        await r.hears((0, 7, slower))
+        assert r.transport.calls == ["pair 7"]
