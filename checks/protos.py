@@ -6,13 +6,12 @@ python -m checks.protos             compares without writing; 1 if something dif
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import sysconfig
 import tempfile
 from importlib.resources import files
 from pathlib import Path
-
-from grpc_tools import protoc
 
 PROTOS = Path("protos")
 GENERATED = Path("baton/v1")
@@ -26,7 +25,9 @@ def generate(out: Path) -> None:
     outputs = [f"--{kind}_out={out}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
     includes = [f"-I{PROTOS}", f"-I{files('grpc_tools') / '_proto'}"]
     sources = [str(path) for path in sorted(PROTOS.rglob("*.proto"))]
-    if protoc.main(["protoc", *includes, *plugins, *outputs, *sources]) != 0:
+    # In a process of its own: the compiler's library and NIXL's, loaded into one, end it.
+    compiler = [sys.executable, "-m", "grpc_tools.protoc"]
+    if subprocess.run([*compiler, *includes, *plugins, *outputs, *sources], check=False).returncode != 0:
         raise RuntimeError("protoc failed; its messages stand above")
 
 

@@ -234,6 +234,7 @@ class KvClient:
             await link.tidy()
         if self._nixl is not None:
             self._nixl.close()
+            await self._nixl.ended()
             self._nixl = None
 
     def _fall_back(self, link: _Link, reason: str) -> None:

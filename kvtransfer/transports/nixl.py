@@ -209,6 +209,10 @@ class NixlSource:
         self._is_closed = True
         self._writes.put(None)
 
+    async def ended(self) -> None:
+        """Returns when the thread has ended; the library aborts a process that exits before."""
+        await asyncio.to_thread(self._thread.join, _WRITE_S)
+
     def _work(self) -> None:
         running: list[tuple[Any, _Write]] = []
         is_open = True

@@ -39,6 +39,7 @@ async def main():
     await source.write(peer, [(ours.ctypes.data, 4096)], [(target.base_address, 4096)])
     assert (theirs == 7).all()
     source.close()
+    await source.ended()
     target.close()
 
 configure_logging("prefill-0", "info")
