@@ -33,8 +33,9 @@ class DecodeConfig(EngineConfig):
     lease_ttl_s: float = field(
         default=10.0, metadata={"help": "a lease that no router renews for this long ends"}
     )
+    # With its header it fits the 64 MiB of shared memory that containers have by default.
     arena_bytes: int = field(
-        default=64 << 20,
+        default=48 << 20,
         metadata={"help": "memory that KV is written into by shm and nixl; 0 takes KV over gRPC only"},
     )
     shm_folder: str = field(default="/dev/shm", metadata={"help": "folder of shared memory, on this host"})

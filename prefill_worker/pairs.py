@@ -139,7 +139,7 @@ class Pairs:
             except BatonError as error:
                 self._set(peer.incarnation, error)
             else:
-                log.info("paired", worker=peer.worker, transport=pairing.transport)
+                log.info("paired", worker=peer.worker, transport=pairing.transport, note=pairing.note)
                 self._metrics.paired(pairing.transport, asyncio.get_running_loop().time() - began)
                 self._set(peer.incarnation, pairing)
                 return
