@@ -41,8 +41,8 @@ def format_of(shape: CacheShape) -> KvFormat:
 class BlockWriter:
     """Writes received frames into one cache. Not for use by two threads at once.
 
-    A cache in host memory is written through numpy: on one thread, and several times
-    faster than by torch's indexing. A cache on a device gets the frame in one copy, and torch
+    A cache in host memory is written through numpy: on one thread, and measured about twice as
+    fast as by torch's indexing. A cache on a device gets the frame in one copy, and torch
     spreads it there.
     """
 

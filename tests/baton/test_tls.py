@@ -52,11 +52,18 @@ async def port(credentials: grpc.ServerCredentials | None) -> AsyncIterator[str]
         yield server.address
 
 
-async def ask(address: str, opener: OpenChannel) -> None:
-    """One call; raises what it means if it fails."""
+# UNKNOWN, which is 0, is what an empty answer would read as.
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+async def ask(address: str, opener: OpenChannel) -> int:
+    """One call: the health status in its answer; raises what it means if it fails."""
     async with opener(address) as channel:
         try:
-            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+            reply = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=5
+            )
+            return int(reply.status)
         except grpc.aio.AioRpcError as error:
             raise translate(error) from None
 
@@ -69,7 +76,7 @@ async def refusal(address: str, opener: OpenChannel) -> Unavailable:
 
 async def test_peers_of_one_authority_talk(authority: Authority, files: TlsFiles) -> None:
     async with port(files.server_credentials()) as address:
-        await ask(address, authority.issue("another").opener())
+        assert await ask(address, authority.issue("another").opener()) == SERVING
 
 
 async def test_an_internal_port_refuses_who_shows_no_certificate_of_its_authority(
@@ -219,4 +226,4 @@ async def test_comments_beside_the_certificates_may_be_in_any_language(files: Tl
     ca = Path(files.ca)
     ca.write_text("# Zertifizierungsstelle für Tests\n" + ca.read_text(encoding="ascii"), encoding="utf-8")
     async with port(files.server_credentials()) as address:
-        await ask(address, files.opener())
+        assert await ask(address, files.opener()) == SERVING

@@ -254,6 +254,7 @@ async def test_a_pair_whose_end_fails_is_logged_and_can_be_met_again(
         r.transport.part_error = None
         r.pairs.meet(0, DECODE)
         await r.hears((0, 7, SHM))
+        assert r.transport.calls == ["pair 7", "part 7", "pair 7"]
 
 
 async def test_a_pair_that_fails_for_no_known_reason_is_logged_and_told_and_not_tried_again(

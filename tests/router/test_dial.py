@@ -133,6 +133,7 @@ async def test_a_link_with_tls_becomes_ready(node: Node, tmp_path: Path) -> None
         link = node.link(server, opener=router.opener())
         running = asyncio.create_task(link.run())
         await until(lambda: link.is_ready)
+        assert (link.state, link.reason) == ("ready", "")
         running.cancel()
         await asyncio.wait([running])
 
