@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from baton.route_explain import RouteExplain
 from baton.v1 import common_pb2, inference_service_pb2
 
 # The likeliest tokens at one position, likeliest first: (token id, natural-log probability).
@@ -195,6 +196,7 @@ class Summary:
     num_output_tokens: of all answers together.
     num_cached_tokens: tokens of the prompt that did not have to be computed.
     seed: repeat it, with the same prompt and options, for the same answers.
+    explain: why the first answer went where it did; `baton explain` draws it, for the others too.
     """
 
     request_id: str
@@ -205,6 +207,7 @@ class Summary:
     num_cached_tokens: int
     seed: int
     timings: Timings
+    explain: RouteExplain
 
     @property
     def finish_reason(self) -> str:
@@ -223,6 +226,7 @@ class Summary:
             num_cached_tokens=proto.num_cached_tokens,
             seed=proto.seed,
             timings=Timings.from_proto(proto.timings),
+            explain=RouteExplain.from_proto(proto.explain),
         )
 
 

@@ -22,6 +22,7 @@ from typing import Any, Self
 import grpc.aio
 
 from baton.answer import ModelInfo
+from baton.api_keys import ApiKey, refuse_plain_text
 from baton.errors import InvalidRequest
 from baton.generate_request import build_request
 from baton.generation import Generation
@@ -48,15 +49,23 @@ class AsyncClient:
         *,
         timeout_s: float = 10.0,
         tls_ca: str | os.PathLike[str] | None = None,
+        api_key: str | None = None,
+        insecure_key: bool = False,
     ) -> Self:
         """Connects to a router, or to the first of several that answers.
 
         An answer whose router is lost in the middle goes on at the next one, without a seam.
         tls_ca is a PEM file with the authority that signed the routers' certificates; None is for plain text.
-        Raises Unavailable if none answers within timeout_s seconds, ConfigError if tls_ca cannot be used.
+        api_key says who is calling, to routers that tell tenants apart; every call carries it. Without TLS
+        it goes to this machine only, unless insecure_key says that something else encrypts the way.
+        Raises Unavailable if none answers within timeout_s seconds, ConfigError if tls_ca or api_key cannot
+        be used.
         """
         targets = [target] if isinstance(target, str) else list(target)
-        return cls(await Routers.connect(targets, timeout_s, opener_trusting(tls_ca)))
+        key = None if api_key is None else ApiKey(api_key)
+        if key is not None and tls_ca is None and not insecure_key:
+            refuse_plain_text(targets)
+        return cls(await Routers.connect(targets, timeout_s, opener_trusting(tls_ca), key))
 
     def generate(
         self,
@@ -85,6 +94,7 @@ class AsyncClient:
                 Structure: grammar, a baton.Grammar.
                 Text: stop (a text or several), include_stop_in_text, skip_special_tokens.
                 Detail: n, logprobs, top_logprobs, prompt_logprobs.
+                Service: priority ("low", "normal" or "high"), ttft_objective_ms.
                 Others: model, truncate_prompt_tokens, request_id.
 
         Raises:
@@ -100,7 +110,7 @@ class AsyncClient:
         """The models this cluster serves."""
         try:
             response = await self._routers.stub.ListModels(
-                inference_service_pb2.ListModelsRequest(), timeout=timeout_s
+                inference_service_pb2.ListModelsRequest(), timeout=timeout_s, metadata=self._routers.metadata
             )
         except grpc.aio.AioRpcError as error:
             raise translate(error) from None

@@ -2,8 +2,10 @@
 
     BatonError
     |-- InvalidRequest       INVALID_ARGUMENT     no retry   the request is wrong; names the field
-    |   `-- UnknownModel     NOT_FOUND            no retry
-    |-- Overloaded           RESOURCE_EXHAUSTED   retry      a queue is full; says when to come back
+    |   |-- UnknownModel     NOT_FOUND            no retry
+    |   `-- UnknownRequest   NOT_FOUND            no retry   asked about, and not known here, or not any more
+    |-- Unauthenticated      UNAUTHENTICATED      no retry   the caller did not show who it is
+    |-- Overloaded           RESOURCE_EXHAUSTED   retry      a queue is full, or a limit reached
     |-- Unavailable          UNAVAILABLE          retry      no worker can serve this now
     |   |-- PeerLost         UNAVAILABLE          retry      a session ended, by reset or by silence
     |   `-- KvTransferFailed UNAVAILABLE          retry      the KV did not arrive intact
@@ -17,7 +19,7 @@
     `-- InternalError        INTERNAL             no retry   ours to mend
 
 Foreign exceptions are translated at the edge where they appear (baton/rpc.py
-for gRPC, baton/registry.py for Redis), nowhere else.
+for gRPC, baton/redis_client.py for Redis), nowhere else.
 """
 
 from __future__ import annotations
@@ -63,8 +65,22 @@ class UnknownModel(InvalidRequest):
     status = "NOT_FOUND"
 
 
+class UnknownRequest(InvalidRequest):
+    """The request asked about is not known here, or not any more."""
+
+    code = "UNKNOWN_REQUEST"
+    status = "NOT_FOUND"
+
+
+class Unauthenticated(BatonError):
+    """The caller shows no API key, or one that is not known; `field` names the metadata of the call."""
+
+    code = "UNAUTHENTICATED"
+    status = "UNAUTHENTICATED"
+
+
 class Overloaded(BatonError):
-    """A bounded queue is full."""
+    """A bounded queue is full, or a caller has used up what it may for now."""
 
     code = "OVERLOADED"
     status = "RESOURCE_EXHAUSTED"

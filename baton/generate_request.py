@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 
 from baton.errors import BatonError, InvalidRequest
+from baton.priorities import PRIORITIES
 from baton.sampling import Grammar
 from baton.v1.inference_service_pb2 import ChatMessage, GenerateRequest
 
@@ -74,8 +75,19 @@ def _grammar(value: Any) -> Any:
     return value.to_proto()
 
 
+def _priority(value: Any) -> Any:
+    if value not in PRIORITIES:
+        raise ValueError
+    return PRIORITIES[value]
+
+
 # Options whose value in Python is not the value of their field.
-_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {"stop": _texts, "grammar": _grammar, "logit_bias": dict}
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
+    "stop": _texts,
+    "grammar": _grammar,
+    "logit_bias": dict,
+    "priority": _priority,
+}
 
 
 def _set(request: GenerateRequest, name: str, value: Any) -> None:
@@ -113,6 +125,7 @@ _VALUES: Mapping[int, str] = {
     FieldDescriptor.CPPTYPE_UINT32: "a whole number from 0 to 2**32 - 1",
     FieldDescriptor.CPPTYPE_UINT64: "a whole number from 0 to 2**64 - 1",
     FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
     FieldDescriptor.CPPTYPE_BOOL: "True or False",
     FieldDescriptor.CPPTYPE_STRING: "text",
 }
@@ -123,4 +136,5 @@ _ALLOWED: Mapping[str, str] = {
     "stop": "a text or a sequence of texts",
     "logit_bias": "a mapping from token ids to numbers",
     "grammar": "a baton.Grammar",
+    "priority": f"one of {', '.join(PRIORITIES)}",
 }

@@ -109,7 +109,8 @@ class Generation:
         timeout_s = None
         if self._deadline_at is not None:
             timeout_s = max(0.0, self._deadline_at - asyncio.get_running_loop().time())
-        metadata = (("traceparent", self._span.traceparent),) if self._span.traceparent else ()
+        traceparent = (("traceparent", self._span.traceparent),) if self._span.traceparent else ()
+        metadata = (*self._routers.metadata, *traceparent)
         self._target = self._routers.target
         return self._routers.stub.Generate(self._request, timeout=timeout_s, metadata=metadata)
 

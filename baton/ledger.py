@@ -43,3 +43,10 @@ class LedgerServicer(AdminServiceServicer):
         """Only a router knows the cluster."""
         del request, context
         raise InvalidRequest(f"{self._name} is a worker; ask a router's admin port for the cluster's status")
+
+    async def GetRouteExplain(  # noqa: N802 - gRPC name
+        self, request: admin_service_pb2.GetRouteExplainRequest, context: object
+    ) -> admin_service_pb2.GetRouteExplainResponse:
+        """Only a router knows where requests go."""
+        del request, context
+        raise InvalidRequest(f"{self._name} is a worker; ask a router's admin port where a request went")

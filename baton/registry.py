@@ -1,6 +1,6 @@
 """The worker registry in Redis: who could be talked to.
 
-Owns the keys, their values and every Redis error. One key per incarnation of a
+Owns the keys and their values. One key per incarnation of a
 worker holds a small JSON object and ends by itself. There is no Lua and no
 blocking command, so any Redis-compatible server will do. It must not decide who
 is alive: an empty Redis means that nobody was announced, not that nobody is
@@ -17,20 +17,18 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Self, cast
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from baton.errors import ConfigError, Unavailable
 from baton.logs import get_logger
 from baton.ports import Registry, WorkerInfo
+from baton.redis_client import asking, open_redis
 
 # Redis is shared and may hold anything under our prefix; these bound what a watcher will take in.
 _MAX_VALUE_BYTES: Final = 2_048
@@ -39,13 +37,10 @@ _MAX_NAME_CHARS: Final = 128
 _MAX_ADDRESS_CHARS: Final = 300
 _ROLES: Final = frozenset({"prefill", "decode"})
 
-_COMMAND_S: Final = 2.0
 _SCAN_COUNT: Final = 1_000
 
 # Life of a worker's announcement unless refreshed, in seconds.
 ANNOUNCED_S: Final = 6.0
-
-ResultT = TypeVar("ResultT")
 
 log = get_logger(__name__)
 
@@ -84,7 +79,7 @@ class RedisRegistry:
         if not re.fullmatch(r"[\w.-]{1,64}", namespace, re.ASCII):
             allowed = "1 to 64 letters, digits, '_', '.' or '-'"
             raise ConfigError(f"namespace {namespace!r} is not {allowed}", field="namespace")
-        self._redis = _client(url)
+        self._redis = open_redis(url)
         self._prefix = f"{namespace}:worker:"
         self._rng = rng or random.Random()
         self._poll_s = poll_s
@@ -94,15 +89,15 @@ class RedisRegistry:
 
     async def check(self) -> None:
         """Raises Unavailable unless Redis answers."""
-        await self._asking(self._redis.ping())
+        await asking(self._redis.ping())
 
     async def register(self, info: WorkerInfo, ttl_s: float) -> None:
         """Announces a worker for ttl_s seconds. Raises Unavailable when Redis cannot be reached."""
-        await self._asking(self._redis.set(self._key(info), encode(info), px=max(1, round(ttl_s * 1000))))
+        await asking(self._redis.set(self._key(info), encode(info), px=max(1, round(ttl_s * 1000))))
 
     async def deregister(self, info: WorkerInfo) -> None:
         """Withdraws the announcement. Raises Unavailable when Redis cannot be reached."""
-        await self._asking(self._redis.delete(self._key(info)))
+        await asking(self._redis.delete(self._key(info)))
 
     async def watch(self) -> AsyncIterator[Sequence[WorkerInfo]]:
         """Yields the announced workers, by name, at once and then whenever they change.
@@ -132,14 +127,6 @@ class RedisRegistry:
     def _key(self, info: WorkerInfo) -> str:
         return f"{self._prefix}{info.incarnation:016x}"
 
-    async def _asking(self, answer: Awaitable[ResultT]) -> ResultT:
-        try:
-            return await answer
-        except (RedisError, OSError) as error:
-            # Redis's messages name host and port, never the password.
-            message = f"Redis does not answer as it should: {type(error).__name__}: {error}"
-            raise Unavailable(message) from None
-
     async def _poll(self) -> tuple[WorkerInfo, ...] | None:
         """The announced workers, or None when Redis is away."""
         try:
@@ -162,8 +149,8 @@ class RedisRegistry:
         return self._rng.uniform(0.1, 1.0) * ceiling
 
     async def _read(self) -> tuple[WorkerInfo, ...]:
-        keys = sorted(await self._asking(self._scan()))
-        values = await self._asking(self._get_starts(keys)) if keys else []
+        keys = sorted(await asking(self._scan()))
+        values = await asking(self._get_starts(keys)) if keys else []
         found = [self._decode(key, value) for key, value in zip(keys, values, strict=True) if value != b""]
         workers = [info for info in found if info is not None]
         return tuple(sorted(workers, key=lambda info: (info.name, info.incarnation)))
@@ -316,23 +303,3 @@ def _boolean(entry: dict[str, Any], key: str) -> bool:
     if not isinstance(flag, bool):
         raise ValueError(f"{key} is not usable")
     return flag
-
-
-def _client(url: str) -> Redis:
-    try:
-        client = Redis.from_url(
-            url,
-            socket_timeout=_COMMAND_S,
-            socket_connect_timeout=_COMMAND_S,
-            # One retry, for a pooled connection that Redis closed meanwhile; back-off is the watch's.
-            retry=Retry(NoBackoff(), 1),
-        )
-        # Builds a connection without connecting, which checks the URL's parameters.
-        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-    except (TypeError, ValueError):
-        # The parser's own message may quote a part of the password.
-        message = (
-            "the Redis URL cannot be used; write redis://[:password@]host:port/0, rediss://... or unix://..."
-        )
-        raise ConfigError(message, field="redis_url") from None
-    return client

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import grpc.aio
 
+from baton.api_keys import ApiKey
 from baton.errors import InvalidRequest, Unavailable
 from baton.rpc import OpenChannel, open_channel
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub
@@ -21,20 +22,27 @@ CONNECT_S = 2.0
 class Routers:
     """Channels to routers of one cluster. Made by `await Routers.connect(targets, timeout_s)`."""
 
-    def __init__(self, targets: Sequence[str], opener: OpenChannel = open_channel) -> None:
+    def __init__(
+        self, targets: Sequence[str], opener: OpenChannel = open_channel, api_key: ApiKey | None = None
+    ) -> None:
         if not targets:
             raise InvalidRequest("name at least one router", field="target")
         self._targets = list(targets)
         self._opener = opener
+        self._metadata = () if api_key is None else api_key.metadata
         self._index = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     @classmethod
     async def connect(
-        cls, targets: Sequence[str], timeout_s: float, opener: OpenChannel = open_channel
+        cls,
+        targets: Sequence[str],
+        timeout_s: float,
+        opener: OpenChannel = open_channel,
+        api_key: ApiKey | None = None,
     ) -> Self:
         """Connects to the first router that answers; raises Unavailable if none does in timeout_s seconds."""
-        routers = cls(targets, opener)
+        routers = cls(targets, opener, api_key)
         try:
             async with asyncio.timeout(timeout_s):
                 await routers._find()
@@ -53,6 +61,11 @@ class Routers:
     def stub(self) -> InferenceServiceAsyncStub:
         """Calls on the current router."""
         return InferenceServiceStub(self._channel)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every call carries, to whichever router: who is calling."""
+        return self._metadata
 
     def lose(self, stub_target: str) -> None:
         """That router is gone: the next one is current, unless that is so already."""

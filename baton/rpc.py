@@ -25,6 +25,7 @@ from baton.errors import (
     InternalError,
     InvalidRequest,
     Overloaded,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -85,7 +86,7 @@ _BY_STATUS: Final[Mapping[grpc.StatusCode, type[BatonError]]] = MappingProxyType
         grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
         grpc.StatusCode.PERMISSION_DENIED: InvalidRequest,
         grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
-        grpc.StatusCode.UNAUTHENTICATED: InvalidRequest,
+        grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
         grpc.StatusCode.UNAVAILABLE: Unavailable,
         grpc.StatusCode.UNIMPLEMENTED: IncompatiblePeer,
     }

@@ -41,11 +41,21 @@ class Client:
         *,
         timeout_s: float = 10.0,
         tls_ca: str | os.PathLike[str] | None = None,
+        api_key: str | None = None,
+        insecure_key: bool = False,
     ) -> Self:
         """Connects to a router; as AsyncClient.connect()."""
         client = cls()
         try:
-            client._client = client._run(AsyncClient.connect(target, timeout_s=timeout_s, tls_ca=tls_ca))
+            client._client = client._run(
+                AsyncClient.connect(
+                    target,
+                    timeout_s=timeout_s,
+                    tls_ca=tls_ca,
+                    api_key=api_key,
+                    insecure_key=insecure_key,
+                )
+            )
         except BaseException:
             client.close()
             raise

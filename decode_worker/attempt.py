@@ -19,6 +19,8 @@ class Attempt:
 
     request: owns its blocks from the commit on; before, the lease does.
     session: the router that asked.
+    arrived_at: when its command came, in seconds of the event loop's clock.
+    is_computing_prompt: this worker computes the prompt itself and is not done with it.
     span: DECODING, from the commit on.
     deadline: timer that ends the attempt, if the client set a deadline.
     """
@@ -27,6 +29,8 @@ class Attempt:
     session: RouterSession
     request_id: str
     traceparent: str
+    arrived_at: float
+    is_computing_prompt: bool = False
     span: Span | None = None
     deadline: asyncio.TimerHandle | None = None
 

@@ -19,10 +19,13 @@ from baton.telemetry import start_span
 from baton.v1 import common_pb2, decode_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
 from decode_worker.attempt import Attempt, RouterSession
+from decode_worker.reports import capacity, heartbeat, num_reservable_blocks, prompt_computed, step_events
 from engine.engine import Engine
 from engine.events import Event, Preempted, RequestFailed, TokenSampled
 from engine.request import RequestStatus
 from engine.step_loop import StepLoop
+from engine.step_meter import StepLoad
+from kvtransfer.cache_feed import CacheFeed
 from kvtransfer.contract import Committed, FirstToken, GoneReason, Outcome
 from kvtransfer.lease_table import Lease, LeaseTable, Refusal
 from kvtransfer.receiver import KvReceiver
@@ -73,6 +76,7 @@ class DecodeWorker:
         )
         self.transfers = KvService(self.receiver, identity, arena)
         self._attempts: dict[bytes, Attempt] = {}
+        self._cache_feed: CacheFeed[RouterSession] = CacheFeed(engine.pool, self._tell_cache)
         self._steps = StepLoop(engine.scheduler, engine.runner, self._on_step, self._announce_alone)
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -112,11 +116,13 @@ class DecodeWorker:
         if self._steps.is_wedged:
             raise Unavailable("the device makes no progress; this worker takes no sessions until it does")
         session.send(DecodeServiceSessionResponse(hello=self._identity.hello()))
-        session.send(DecodeServiceSessionResponse(capacity=self._capacity()))
+        session.send(capacity(self._engine, transfer_address=self.transfer_address, pid=self._pid))
+        self._cache_feed.join(session)
         log.info("router joined", router=opening.hello.name)
         try:
             await converse(session, incoming, partial(self._receive, session), self._heartbeat)
         finally:
+            self._cache_feed.leave(session)
             for attempt in [a for a in self._attempts.values() if a.session is session]:
                 self._end(attempt)
             log.info("router left", router=opening.hello.name)
@@ -146,14 +152,10 @@ class DecodeWorker:
             result.lease.lease_id = granted.lease_id
             result.lease.ttl_ms = round(1000 * self._leases.ttl_s)
             result.lease.num_held_tokens = granted.num_held_tokens
-        result.num_free_blocks = self._num_reservable_blocks
+        result.num_free_blocks = num_reservable_blocks(self._engine)
         session.send(DecodeServiceSessionResponse(reserve_result=result))
         if command.compute_locally and not isinstance(granted, BatonError):
             self._compute_locally(granted, now)
-
-    @property
-    def _num_reservable_blocks(self) -> int:
-        return max(0, self._engine.pool.num_free - self._engine.scheduler.num_growth_blocks)
 
     def _grant(
         self, session: RouterSession, command: decode_service_pb2.ReserveCommand, now: float
@@ -170,6 +172,7 @@ class DecodeWorker:
             session=session,
             request_id=sequence.request_id,
             traceparent=sequence.traceparent,
+            arrived_at=now,
         )
         lease = self._reserve_blocks(attempt, now, compute_locally=command.compute_locally)
         if isinstance(lease, Refusal):
@@ -211,6 +214,7 @@ class DecodeWorker:
         self._leases.commit(lease, now)
         request = lease.payload.request
         self._take_blocks(lease)
+        lease.payload.is_computing_prompt = True
         request.rewind()
         request.num_computed_tokens = request.num_cached_tokens = lease.num_held_tokens
         self._join(lease.payload)
@@ -231,7 +235,7 @@ class DecodeWorker:
         if first_token is not None:
             # The router may have lost the prefill worker's own message; it drops what it knows already.
             repeated = write_first_token(attempt.attempt_id, first_token)
-            self._send_tokens({attempt.session: [repeated]})
+            self._send_tokens({attempt.session: [repeated]}, load=None)
         try:
             self._engine.scheduler.add(attempt.request)
         except BatonError as error:
@@ -273,16 +277,27 @@ class DecodeWorker:
             elif isinstance(event, Preempted):
                 self._preempted(attempt)
             elif isinstance(event, TokenSampled):
+                self._tell_prompt(attempt)
                 by_session.setdefault(attempt.session, []).append(write_token(event))
                 if event.request.is_finished:
                     self._end(attempt)
-        self._send_tokens(by_session)
+        self._send_tokens(by_session, load=self._steps.load)
 
-    def _send_tokens(self, by_session: dict[RouterSession, list[common_pb2.TokenEvent]]) -> None:
+    def _tell_prompt(self, attempt: Attempt) -> None:
+        if attempt.is_computing_prompt:
+            attempt.is_computing_prompt = False
+            self._send(attempt.session, prompt_computed(attempt, asyncio.get_running_loop().time()))
+
+    def _send_tokens(
+        self, by_session: dict[RouterSession, list[common_pb2.TokenEvent]], *, load: StepLoad | None
+    ) -> None:
         """One message per router carries the tokens of all its requests."""
+        num_free_blocks = num_reservable_blocks(self._engine)
         for session, tokens in by_session.items():
-            step = decode_service_pb2.StepEvents(tokens=tokens, num_free_blocks=self._num_reservable_blocks)
-            self._send(session, DecodeServiceSessionResponse(step=step))
+            self._send(session, step_events(tokens, num_free_blocks=num_free_blocks, load=load))
+
+    def _tell_cache(self, session: RouterSession, changes: common_pb2.CacheChanges) -> None:
+        self._send(session, DecodeServiceSessionResponse(cache_changes=changes))
 
     def _release(self, attempt_id: bytes, now: float) -> None:
         attempt = self._attempts.get(attempt_id)
@@ -351,24 +366,9 @@ class DecodeWorker:
         except PeerLost as error:
             log.debug("event not sent", router=session.peer, reason=error.message)
 
-    def _capacity(self) -> decode_service_pb2.DecodeCapacity:
-        shape = self._engine.cache.shape
-        return decode_service_pb2.DecodeCapacity(
-            num_blocks=shape.num_blocks,
-            block_size=shape.block_size,
-            kv_dtype=str(shape.dtype).removeprefix("torch."),
-            transfer_address=self.transfer_address,
-            pid=self._pid,
-        )
-
     def _heartbeat(self) -> DecodeServiceSessionResponse:
-        return DecodeServiceSessionResponse(
-            heartbeat=decode_service_pb2.DecodeWorkerHeartbeat(
-                num_free_blocks=self._num_reservable_blocks,
-                num_running=self._engine.scheduler.num_running,
-                num_leases=self._leases.num_uncommitted,
-                is_wedged=self._steps.is_wedged,
-            )
+        return heartbeat(
+            self._engine, num_leases=self._leases.num_uncommitted, is_wedged=self._steps.is_wedged
         )
 
 

@@ -14,7 +14,7 @@ dimension of the cache; the pool never looks at what is stored there.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from engine.prefix_index import CacheEvent, PrefixIndex, Stored
 
@@ -174,6 +174,10 @@ class BlockPool:
     def stored(self) -> list[Stored]:
         """All keys that match() can find now, with their parents; the order says nothing."""
         return self._index.stored()
+
+    def tell_of_events(self, on_event: Callable[[], None]) -> None:
+        """Names what to call when there is something for drain_events(), once until it is called."""
+        self._index.on_event = on_event
 
     def drain_events(self) -> list[CacheEvent]:
         """What became findable or was removed since the last call, in order.

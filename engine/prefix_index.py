@@ -6,7 +6,7 @@ is evicted; that is BlockPool's, and only BlockPool calls it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.prefix_keys import ROOT_KEY, pack_tokens
@@ -48,9 +48,11 @@ class PrefixIndex:
     """Published blocks by key. One block per key, one key per block.
 
     max_events: above it the log of changes becomes a single Resync.
+    on_event: called when the first change since the last drain is logged.
     """
 
     def __init__(self, max_events: int) -> None:
+        self.on_event: Callable[[], None] = _ignore
         self._max_events = max_events
         self._block_of: dict[bytes, int] = {}
         self._entries: dict[int, _Entry] = {}
@@ -86,7 +88,10 @@ class PrefixIndex:
         """Forgets all blocks."""
         self._entries.clear()
         self._block_of.clear()
+        is_news = not self._events
         self._events = [Resync()]
+        if is_news:
+            self.on_event()
 
     def find(self, keys: Sequence[bytes], token_ids: Sequence[int], block_size: int) -> list[int]:
         """The blocks of the longest published prefix, in order.
@@ -121,5 +126,11 @@ class PrefixIndex:
         if self._events == [Resync()]:
             return
         self._events.append(event)
+        if len(self._events) == 1:
+            self.on_event()
         if len(self._events) > self._max_events:
             self._events = [Resync()]
+
+
+def _ignore() -> None:
+    """Nobody wants to know."""

@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.prompt_times import PromptTimes
 from engine.request_edits import RequestEdits
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Request:
     num_computed_tokens: leading tokens whose KV is stored. The KV of the last sampled
         token is stored by the next step, so a finished request has at most num_tokens - 1.
     mask: which tokens its grammar allows next; None allows all.
+    times: how long the tokens it began with took to compute.
     edits: what its parameters do to logits; None if nothing.
     """
 
@@ -92,6 +94,7 @@ class Request:
     status: RequestStatus = RequestStatus.QUEUED
     finish_reason: FinishReason | None = None
     mask: TokenMask | None = None
+    times: PromptTimes = field(default_factory=PromptTimes)
     edits: RequestEdits | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,6 +131,7 @@ class Request:
         if self.status is not RequestStatus.QUEUED:
             self.move_to(RequestStatus.QUEUED)
         self.num_computed_tokens = self.num_cached_tokens = 0
+        self.times = PromptTimes()
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the request for a reason the client is told."""

@@ -7,7 +7,8 @@ A step lets num_computed_tokens catch up with num_tokens: prefix hits, chunked p
 and resume are one statement. Requests whose blocks already cover their tokens (a decode
 worker's) join at once; others wait, oldest first, until the pool can give all blocks of their
 prompt, because two half-prefilled prompts must not starve each other, and one more for
-every request that decodes, because those grow.
+every request that decodes, because those grow. Who fits may overtake who does not, a stated number
+of times (engine/waiting_line.py).
 
 Blocks can run out all the same. Then the youngest request gives its blocks away and leaves, to be
 resumed by whoever sent it; the oldest never does, so something always gets finished. Requests are
@@ -26,17 +27,19 @@ Two bounds follow, both counted from admission:
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, InvalidRequest, NonFiniteLogits
-from baton.limits import Limits, blocks_needed
+from baton.limits import Limits
+from engine.admission import check_fits
 from engine.batch_builder import Chunk, build_batch
 from engine.block_tables import BlockTables
 from engine.events import ChunkComputed, Event, Preempted, RequestFailed, TokenSampled
+from engine.prompt_chunks import share_out
 from engine.request import FinishReason, Request, RequestStatus
 from engine.step_results import PromptLogprobs, SampledToken, split_output
+from engine.waiting_line import WaitingLine
 
 if TYPE_CHECKING:
     from engine.batch import ForwardBatch, StepOutput
@@ -65,12 +68,12 @@ class Scheduler:
         grammars: GrammarStates | None = None,
     ) -> None:
         self.tables = BlockTables(pool)
+        self.config = config
         self._pool = pool
         self._limits = limits
-        self._config = config
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._waiting = WaitingLine()
         # Oldest first.
-        self._waiting: dict[bytes, Request] = {}
         self._joining: dict[bytes, Request] = {}
         self._running: dict[bytes, Request] = {}
         self._step_id = 0
@@ -87,9 +90,14 @@ class Scheduler:
         return self._in_flight[0].request.attempt_id
 
     @property
+    def in_flight(self) -> Sequence[Chunk]:
+        """What the step in flight computes; empty when there is none."""
+        return self._in_flight or ()
+
+    @property
     def completing(self) -> list[Request]:
         """The prefill-only requests whose prompt is complete after the step in flight."""
-        last = [chunk.request for chunk in self._in_flight or () if chunk.samples]
+        last = [chunk.request for chunk in self.in_flight if chunk.samples]
         return [r for r in last if r.prefill_only and self._running.get(r.attempt_id) is r]
 
     @property
@@ -101,6 +109,16 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests that wait for blocks or for a place."""
         return len(self._waiting) + len(self._joining)
+
+    @property
+    def num_backlog_tokens(self) -> int:
+        """Tokens of prompts that are not computed yet. Of one that waits all count, cached or not."""
+        return sum(r.num_pending_tokens for r in self._held() if r.status is not RequestStatus.DECODING)
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens in the caches of the requests in the batch."""
+        return sum(request.num_computed_tokens for request in self._running.values())
 
     @property
     def num_grammars(self) -> int:
@@ -129,9 +147,9 @@ class Scheduler:
         Raises InvalidRequest if it can never run here, ValueError if its attempt is held already
         or its status or progress leaves nothing to compute.
         """
-        if any(request.attempt_id in held for held in (self._running, self._joining, self._waiting)):
+        if any(request.attempt_id in line for line in (self._running, self._joining, self._waiting)):
             raise ValueError("this attempt is scheduled already")
-        self._check_fits(request)
+        check_fits(request, self._limits, self._pool)
         if request.status not in _SCHEDULABLE or request.num_pending_tokens < 1:
             raise ValueError(
                 f"a request that is {request.status.name} with {request.num_pending_tokens} pending tokens "
@@ -141,17 +159,17 @@ class Scheduler:
         if self.tables.missing(request) == 0:
             self._joining[request.attempt_id] = request
         else:
-            self._wait(request)
+            self._waiting.add(request)
 
     def remove(self, attempt_id: bytes) -> Request | None:
         """Takes a request out, waiting or running; None if it is not held.
 
         The caller owns its blocks and releases them with fence=scheduler.fence.
         """
-        for held in (self._running, self._joining, self._waiting):
-            if attempt_id in held:
+        for line in (self._running, self._joining, self._waiting):
+            if attempt_id in line:
                 self._close_grammar(attempt_id)
-                return held.pop(attempt_id)
+                return line.pop(attempt_id)
         return None
 
     def next_batch(self) -> ForwardBatch | None:
@@ -207,51 +225,34 @@ class Scheduler:
                 events += self._sampled(request, token, prompt_logprobs)
         return events
 
-    def _wait(self, request: Request) -> None:
-        self._waiting[request.attempt_id] = request
-        youngest_before = next(itertools.islice(reversed(self._waiting.values()), 1, None), request)
-        if request.arrived_at < youngest_before.arrived_at:
-            # It was here before, or came by a longer way.
-            by_age = sorted(self._waiting.items(), key=lambda item: item[1].arrived_at)
-            self._waiting = dict(by_age)
-
-    def _check_fits(self, request: Request) -> None:
-        if not 0 < request.num_tokens < self._limits.max_model_len:
-            raise InvalidRequest(
-                f"the request has {request.num_tokens} tokens; this model takes 1 to "
-                f"{self._limits.max_model_len - 1} and needs room for one more",
-                field="prompt",
-            )
-        needed = blocks_needed(self._most_tokens(request), self._pool.block_size)
-        if needed > self._pool.num_blocks:
-            # Alone in the worker it would still run out of blocks.
-            raise InvalidRequest(
-                f"the request needs {needed} blocks of {self._pool.block_size} tokens; this worker has "
-                f"{self._pool.num_blocks} in all: shorten the prompt, lower max_tokens or raise "
-                "kv_cache_bytes",
-                field="prompt" if request.prefill_only else "max_tokens",
-            )
-
-    def _most_tokens(self, request: Request) -> int:
-        if request.prefill_only:
-            return request.num_tokens
-        most = self._limits.kv_tokens(request.num_prompt_tokens, request.params.max_tokens)
-        return min(most, self._limits.max_model_len - 1)
+    def _held(self) -> Iterator[Request]:
+        yield from self._running.values()
+        yield from self._joining.values()
+        yield from self._waiting
 
     def _admit(self) -> None:
-        max_running = self._config.max_running
-        while len(self._running) < max_running and (request := self._next_of(self._joining)):
+        max_running = self.config.max_running
+        for request in [r for r in self._joining.values() if self._has_grammar(r)]:
+            if len(self._running) == max_running:
+                return
             self._start(self._joining.pop(request.attempt_id))
-        while len(self._running) < max_running and (request := self._next_of(self._waiting)):
-            if not self._leaves_room_to_grow(request) or not self.tables.cover(request):
-                break
-            self._start(self._waiting.pop(request.attempt_id))
+        if len(self._running) == max_running:
+            return
+        for request in self._waiting.take(self._has_grammar, self._try_cover):
+            self._start(request)
+            if len(self._running) == max_running:
+                return
 
-    def _next_of(self, line: dict[bytes, Request]) -> Request | None:
-        """The first in line whose grammar, if it has one, is compiled."""
-        if self._grammars is None:
-            return next(iter(line.values()), None)
-        return next((r for r in line.values() if self._grammars.is_ready(r.attempt_id)), None)
+    def _has_grammar(self, request: Request) -> bool:
+        """Whether its grammar, if it has one, is compiled."""
+        return self._grammars is None or self._grammars.is_ready(request.attempt_id)
+
+    def _try_cover(self, request: Request) -> bool:
+        """Gives a waiting request all blocks of its tokens, if enough are left for those that grow."""
+        # It needs one at least; looking for its prefix takes longer than to see that there is none.
+        return (
+            self._pool.can_allocate(1) and self._leaves_room_to_grow(request) and self.tables.cover(request)
+        )
 
     def _leaves_room_to_grow(self, request: Request) -> bool:
         """Whether its blocks would leave enough for the requests that grow."""
@@ -300,13 +301,13 @@ class Scheduler:
         self._running[alone.attempt_id] = self._running.pop(alone.attempt_id)
         if alone.status is RequestStatus.DECODING:
             return [Chunk.of(alone, 1)]
-        limit = min(self._config.chunk_tokens, self._config.max_batch_tokens)
+        limit = min(self.config.chunk_tokens, self.config.max_batch_tokens)
         return [Chunk.of(alone, min(alone.num_pending_tokens, limit))]
 
     def _shared_chunks(self) -> list[Chunk]:
         chunks = list(self._decode_chunks())
-        budget = self._config.max_batch_tokens - len(chunks)
-        return chunks + self._prompt_chunks(min(budget, self._config.mixed_tokens) if chunks else budget)
+        budget = self.config.max_batch_tokens - len(chunks)
+        return chunks + self._prompt_chunks(min(budget, self.config.mixed_tokens) if chunks else budget)
 
     def _decode_chunks(self) -> Iterator[Chunk]:
         for request in self._running.values():
@@ -316,20 +317,7 @@ class Scheduler:
 
     def _prompt_chunks(self, budget: int) -> list[Chunk]:
         prompts = [r for r in self._running.values() if r.status is RequestStatus.PREFILLING and not r.alone]
-        if not prompts or budget < 1:
-            return []
-        oldest, longest = prompts[0], self._config.chunk_tokens
-        # The oldest prompt's share is set aside first, whatever shorter ones come.
-        promised = min(oldest.num_pending_tokens, longest, max(1, budget // 2))
-        left = budget - promised
-        chunks = []
-        for request in sorted(prompts, key=lambda r: r.num_pending_tokens):
-            own = promised if request is oldest else 0
-            num_tokens = min(request.num_pending_tokens, longest, left + own)
-            if num_tokens > 0:
-                chunks.append(Chunk.of(request, num_tokens))
-                left -= num_tokens - own
-        return chunks
+        return share_out(budget, prompts, chunk_tokens=self.config.chunk_tokens)
 
     def _end_step(self, step_id: int) -> list[Chunk]:
         if self._in_flight is None or step_id != self._step_id:
@@ -390,5 +378,5 @@ class Scheduler:
         """Requests whose grammar turned out not to be usable leave before they took a place."""
         failed = [] if self._grammars is None else self._grammars.failed()
         for attempt_id, error in failed:
-            request = (self._joining | self._waiting)[attempt_id]
+            request = next(r for r in self._held() if r.attempt_id == attempt_id)
             self._left.append(self._fail(request, error))

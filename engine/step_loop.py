@@ -12,6 +12,7 @@ from collections.abc import Callable
 from engine.batch import ForwardBatch, StepOutput
 from engine.events import Event
 from engine.scheduler import Scheduler
+from engine.step_meter import StepLoad, StepMeter
 from engine.step_runner import OnLayers, StepRunner
 from engine.step_watch import StepWatch
 
@@ -44,6 +45,8 @@ class StepLoop:
         self._on_layers = on_layers
         self._work = asyncio.Event()
         self._watch = StepWatch()
+        self._meter = StepMeter()
+        self._load: StepLoad | None = None
 
     def wake(self) -> None:
         """Says that the scheduler may have work."""
@@ -70,12 +73,21 @@ class StepLoop:
             self._announce(alone, False)
             # The word must be out before a step that may end the process.
             await asyncio.sleep(ANNOUNCE_S)
-        self._watch.begin(self._now())
+        began_at = self._now()
+        self._watch.begin(began_at)
+        self._meter.begin(self._scheduler.in_flight, began_at)
         output = await self._runner.execute(batch, self._on_layers if self._scheduler.completing else None)
-        self._watch.end(self._now())
+        ended_at = self._now()
+        self._watch.end(ended_at)
+        self._load = self._meter.end(ended_at)
         if alone is not None:
             self._announce(alone, True)
         return output
+
+    @property
+    def load(self) -> StepLoad | None:
+        """What the last step that ended computed: the one whose tokens are handed over now; None before."""
+        return self._load
 
     @property
     def is_wedged(self) -> bool:

@@ -31,6 +31,8 @@ class Attempt:
     ends_with_first_token: max_tokens leaves room for one only, so no KV needs to travel.
     cost: credit it spends, in tokens; 0 once restored.
     target: where the KV goes.
+    arrived_at, sampled_at: when its command came, and when its token was sampled, in seconds of the event
+        loop's clock.
     first_token: set when it is sampled.
     transfer: the open transfer, once there is something to send.
     result: how it ended.
@@ -51,7 +53,7 @@ class Attempt:
     transfer: Transfer | None = None
     task: asyncio.Task[None] | None = None
     deadline: asyncio.TimerHandle | None = None
-    prefill_s: float = 0.0
+    sampled_at: float | None = None
     tail_s: float = 0.0
     result: TransferOutcome | None = None
     _stored: tuple[int, torch.cuda.Event | None] = (0, None)

@@ -34,6 +34,7 @@ from engine.engine import Engine
 from engine.events import ChunkComputed, Event, RequestFailed, TokenSampled
 from engine.request import Request
 from engine.step_loop import StepLoop
+from kvtransfer.cache_feed import CacheFeed
 from kvtransfer.contract import FirstToken, Gone, Outcome, Peer, TransferTarget
 from kvtransfer.metrics import SendMetrics
 from kvtransfer.sender import KvSender, KvSource
@@ -42,7 +43,7 @@ from kvtransfer.token_events import write_prompt_logprobs, write_token
 from prefill_worker.attempt import Attempt, RouterSession
 from prefill_worker.credits import CreditChange, CreditTable
 from prefill_worker.pairs import Pairs, PairState
-from prefill_worker.reports import ended, pair_status
+from prefill_worker.reports import capacity, credit, ended, heartbeat, pair_status
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +80,7 @@ class PrefillWorker:
         self._attempts: dict[bytes, Attempt] = {}
         self._sessions: dict[int, RouterSession] = {}
         self._session_ids = itertools.count()
+        self._cache_feed: CacheFeed[RouterSession] = CacheFeed(engine.pool, self._tell_cache)
         self._metrics = metrics or SendMetrics()
         self._pairs = Pairs(sender.transport, rng, self._tell_pair, self._metrics)
         self._steps = StepLoop(
@@ -115,7 +117,8 @@ class PrefillWorker:
         if self._steps.is_wedged:
             raise Unavailable("the device makes no progress; this worker takes no sessions until it does")
         session.send(PrefillServiceSessionResponse(hello=self._identity.hello()))
-        session.send(PrefillServiceSessionResponse(capacity=self._capacity()))
+        session.send(capacity(self._engine, self._pid))
+        self._cache_feed.join(session)
         session_id = next(self._session_ids)
         self._sessions[session_id] = session
         self._tell(self._credits.join(session_id))
@@ -124,6 +127,7 @@ class PrefillWorker:
             await converse(session, incoming, partial(self._receive, session, session_id), self._heartbeat)
         finally:
             del self._sessions[session_id]
+            self._cache_feed.leave(session)
             for attempt in [a for a in self._attempts.values() if a.session_id == session_id]:
                 self._end(attempt, Cancelled("the router's session ended"))
             self._tell(self._credits.leave(session_id))
@@ -266,7 +270,7 @@ class PrefillWorker:
     def _token_sampled(self, attempt: Attempt, event: TokenSampled) -> None:
         """Sends the first token to the router at once; the transfer follows in its own time."""
         request = attempt.request
-        attempt.prefill_s = asyncio.get_running_loop().time() - attempt.arrived_at
+        attempt.sampled_at = asyncio.get_running_loop().time()
         attempt.span.end()
         self._restore_credit(attempt)
         self._send(attempt.session, PrefillServiceSessionResponse(token=write_token(event)))
@@ -298,7 +302,8 @@ class PrefillWorker:
             async with self._sender.transfer(source, attempt.target) as transfer:
                 attempt.begin(transfer)
                 result = attempt.result = await transfer.commit_with(attempt.first_token)
-            attempt.tail_s = asyncio.get_running_loop().time() - attempt.arrived_at - attempt.prefill_s
+            if attempt.sampled_at is not None:
+                attempt.tail_s = asyncio.get_running_loop().time() - attempt.sampled_at
             span.set(**{"baton.num_bytes": result.num_bytes})
             self._metrics.transferred(transport, result)
             error = _objection(result.outcome, attempt.target.worker)
@@ -354,18 +359,12 @@ class PrefillWorker:
     def _tell(self, changes: list[CreditChange]) -> None:
         for change in changes:
             session = self._sessions.get(change.session_id)
-            if session is None:
-                continue
-            if change.granted:
-                grant = prefill_service_pb2.CreditGrant(
-                    tokens=change.granted, share_tokens=self._credits.share
-                )
-                self._send(session, PrefillServiceSessionResponse(credit_grant=grant))
-            if change.reclaimed:
-                reclaim = prefill_service_pb2.CreditReclaim(
-                    tokens=change.reclaimed, share_tokens=self._credits.share
-                )
-                self._send(session, PrefillServiceSessionResponse(credit_reclaim=reclaim))
+            if session is not None:
+                for message in credit(change, self._credits.share):
+                    self._send(session, message)
+
+    def _tell_cache(self, session: RouterSession, changes: common_pb2.CacheChanges) -> None:
+        self._send(session, PrefillServiceSessionResponse(cache_changes=changes))
 
     def _send(self, session: RouterSession, message: PrefillServiceSessionResponse) -> None:
         """Sends unless the session has ended; serve() then ends its attempts."""
@@ -374,24 +373,8 @@ class PrefillWorker:
         except PeerLost as error:
             log.debug("event not sent", router=session.peer, reason=error.message)
 
-    def _capacity(self) -> prefill_service_pb2.PrefillCapacity:
-        shape = self._engine.cache.shape
-        return prefill_service_pb2.PrefillCapacity(
-            num_blocks=shape.num_blocks,
-            block_size=shape.block_size,
-            kv_dtype=str(shape.dtype).removeprefix("torch."),
-            pid=self._pid,
-        )
-
     def _heartbeat(self) -> PrefillServiceSessionResponse:
-        return PrefillServiceSessionResponse(
-            heartbeat=prefill_service_pb2.PrefillWorkerHeartbeat(
-                num_free_blocks=self._engine.pool.num_free,
-                num_running=self._engine.scheduler.num_running,
-                num_waiting=self._engine.scheduler.num_waiting,
-                is_wedged=self._steps.is_wedged,
-            )
-        )
+        return heartbeat(self._engine, is_wedged=self._steps.is_wedged)
 
 
 def _objection(outcome: Outcome, worker: str) -> KvTransferFailed | None:

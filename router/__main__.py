@@ -6,12 +6,15 @@ import asyncio
 import os
 import random
 import sys
+import time
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from baton.config import load_config
 from baton.identity import Identity
 from baton.logs import configure_logging
+from baton.metrics import configure_metrics, meter, shutdown_metrics
 from baton.models import ModelDir
 from baton.process import report_errors, run, run_until, write_ready_file
 from baton.registry import RedisRegistry
@@ -21,13 +24,16 @@ from baton.v1 import common_pb2
 from baton.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from baton.v1.inference_service_pb2_grpc import add_InferenceServiceServicer_to_server
 from router.admin import RouterAdminServicer
-from router.buckets import BucketQueue
 from router.config import RouterConfig
+from router.core import RouterCore
 from router.dial import decode_dialer, prefill_dialer
-from router.dispatcher import Dispatcher, Ticket
-from router.fleet import Fleet
 from router.grammars import GrammarCheck
+from router.metrics import RouterMetrics
+from router.rate_limits import RateLimits
+from router.rate_sync import RateSync
+from router.redis_usage import RedisUsage
 from router.service import InferenceServicer
+from router.tenants import Tenants
 from router.text import Text
 
 # Long prompts that are encoded, and grammars that are compiled, at once; the event loop goes on meanwhile.
@@ -47,42 +53,37 @@ async def _serve(
 ) -> None:
     rng = random.SystemRandom()
     identity = Identity.draw(config.name, common_pb2.ROLE_ROUTER, model.fingerprint(), rng)
-    queue: BucketQueue[Ticket] = BucketQueue(
-        config.bucket_edges, max_items=config.max_queue, max_skip_s=config.max_skip_s
-    )
-    dispatcher = Dispatcher(queue, grace_s=config.resume_wait_s)
+    tenants = Tenants.load(config.tenants_file)
+    limits = RateLimits(tenants, identity.incarnation)
     opener = config.tls.opener()
-    async with RedisRegistry(config.redis_url, config.namespace) as registry:
-        fleet = Fleet(
-            registry=registry,
+    async with (
+        RedisRegistry(config.redis_url, config.namespace) as registry,
+        RedisUsage(config.redis_url, config.namespace) as usage,
+    ):
+        core = RouterCore.assemble(
+            config,
             identity=identity,
+            registry=registry,
             prefill_dialer=prefill_dialer(opener),
             decode_dialer=decode_dialer(opener),
             rng=rng,
-            on_change=dispatcher.kick,
+            metrics=RouterMetrics(meter()),
         )
-        dispatcher.attach(fleet)
         inference = InferenceServicer(
-            config=config,
-            model=model,
-            text=text,
-            grammars=grammars,
-            queue=queue,
-            dispatcher=dispatcher,
-            fleet=fleet,
-            rng=rng,
+            core=core, model=model, text=text, grammars=grammars, rng=rng, tenants=tenants, limits=limits
         )
-        admin = RouterAdminServicer(
-            config=config, model=model.name, queue=queue, fleet=fleet, inference=inference
-        )
-        await _run(config, stop, fleet, inference, admin)
-    dispatcher.close()
+        admin = RouterAdminServicer(core=core, model=model.name, inference=inference)
+        sync = RateSync(limits, usage, rng=rng, wall=time.time)
+        try:
+            await _run(config, stop, [core.fleet.run(), sync.run()], inference, admin)
+        finally:
+            core.close()
 
 
 async def _run(
     config: RouterConfig,
     stop: asyncio.Event,
-    fleet: Fleet,
+    services: Sequence[Awaitable[None]],
     inference: InferenceServicer,
     admin: RouterAdminServicer,
 ) -> None:
@@ -106,7 +107,7 @@ async def _run(
         write_ready_file(
             config.ready_file, address=server.address, admin_address=admin_server.address, pid=os.getpid()
         )
-        await run_until(stop, fleet.run(), drain=partial(server.stop, config.drain_s))
+        await run_until(stop, *services, drain=partial(server.stop, config.drain_s))
 
 
 def main() -> int:
@@ -114,9 +115,11 @@ def main() -> int:
     config = load_config(RouterConfig, section="router", argv=sys.argv[1:], environ=os.environ)
     configure_logging(config.name, config.log_level)
     configure_tracing("baton-router", config.name, config.trace_file or None)
+    configure_metrics("baton-router", config.name)
     try:
         return run(partial(serve, config))
     finally:
+        shutdown_metrics()
         shutdown_tracing()
 
 

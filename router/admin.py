@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from baton.errors import UnknownRequest
 from baton.ledger import LedgerServicer
 from baton.v1 import admin_service_pb2, common_pb2
-from router.buckets import BucketQueue
-from router.config import RouterConfig
+from router.core import RouterCore
 from router.decode_link import DecodeLink
-from router.dispatcher import Ticket
-from router.fleet import Fleet
+from router.explanations import MAX_ENDED
 from router.prefill_link import PrefillLink
 from router.service import InferenceServicer
 
@@ -19,18 +18,18 @@ class RouterAdminServicer(LedgerServicer):
     def __init__(
         self,
         *,
-        config: RouterConfig,
+        core: RouterCore,
         model: str,
-        queue: BucketQueue[Ticket],
-        fleet: Fleet,
         inference: InferenceServicer,
     ) -> None:
-        super().__init__(config.name, common_pb2.ROLE_ROUTER, self._held)
-        self._config = config
+        super().__init__(core.config.name, common_pb2.ROLE_ROUTER, self._held)
+        self._config = core.config
         self._model = model
-        self._queue = queue
-        self._fleet = fleet
+        self._queue = core.queue
+        self._fleet = core.fleet
         self._inference = inference
+        self._outlook = core.outlook
+        self._explanations = core.explanations
 
     def _held(self) -> dict[str, int]:
         links = self._fleet.links
@@ -63,4 +62,38 @@ class RouterAdminServicer(LedgerServicer):
             buckets=buckets,
             num_requests=self._inference.num_requests,
             dashboard_url=self._config.dashboard_url,
+            routing=self._routing(),
+        )
+
+    async def GetRouteExplain(  # noqa: N802 - gRPC name
+        self, request: admin_service_pb2.GetRouteExplainRequest, context: object
+    ) -> admin_service_pb2.GetRouteExplainResponse:
+        """Where a request went and why; raises NotFound."""
+        del context
+        answers = self._explanations.find(request.request_id)
+        if not answers:
+            which = (
+                f"no request {request.request_id!r}" if request.request_id else "no request that has ended"
+            )
+            raise UnknownRequest(
+                f"{which} is known to {self._config.name}; a router keeps only its own, and of those that "
+                f"ended the last {MAX_ENDED}",
+                field="request_id",
+            )
+        return admin_service_pb2.GetRouteExplainResponse(answers=[answer.report() for answer in answers])
+
+    def _routing(self) -> admin_service_pb2.RoutingStatus:
+        costs, metrics, lengths = self._outlook.costs, self._outlook.metrics, self._outlook.lengths
+        most = self._config.default_max_tokens
+        return admin_service_pb2.RoutingStatus(
+            placement=self._config.placement,
+            prefill_error_p90=costs.error_p90("prefill"),
+            step_error_p90=costs.error_p90("step"),
+            transfer_error_p90=costs.error_p90("transfer"),
+            num_remote=metrics.num_placed["remote"],
+            num_local=metrics.num_placed["local"],
+            mean_regret_ms=metrics.mean_regret_ms,
+            num_shed=metrics.num_shed,
+            num_prefix_keys=self._outlook.prefixes.num_keys,
+            expected_output_tokens=0 if lengths is None else lengths.expected(most),
         )

@@ -8,6 +8,8 @@ from itertools import pairwise
 from baton.errors import ConfigError
 from baton.tls import TlsFiles
 
+PLACEMENTS = ("auto", "disaggregated", "colocated")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
@@ -28,12 +30,42 @@ class RouterConfig:
     tls_server_name: str = field(
         default="", metadata={"help": "name in every worker's certificate; empty for the host dialled"}
     )
+    placement: str = field(
+        default="auto",
+        metadata={
+            "help": "auto, disaggregated or colocated: who computes prompts; auto lets a decode worker "
+            "compute a short one where that is predicted to be faster"
+        },
+    )
+    local_max_tokens: int = field(
+        default=256, metadata={"help": "longest rest of a prompt that auto lets a decode worker compute"}
+    )
+    tenants_file: str = field(
+        default="",
+        metadata={"help": "TOML file: who may call, with which share and limits; empty lets everybody in"},
+    )
     bucket_edges: tuple[int, ...] = field(
-        default=(128, 256, 512), metadata={"help": "length bucket edges, in prompt tokens, ascending"}
+        default=(128, 256, 512), metadata={"help": "length bucket edges, in uncached tokens, ascending"}
+    )
+    learn_buckets: bool = field(
+        default=False, metadata={"help": "move the edges so that buckets carry equal predicted work"}
+    )
+    ttft_base_ms: float = field(
+        default=500.0, metadata={"help": "objective for the first token: this, for requests that name none"}
+    )
+    ttft_per_token_ms: float = field(
+        default=3.0, metadata={"help": "and this per token of the prompt, in milliseconds"}
+    )
+    itl_objective_ms: float = field(
+        default=150.0, metadata={"help": "gap between tokens that placement keeps to where it can"}
     )
     max_queue: int = field(default=256, metadata={"help": "requests that may wait, over all buckets"})
-    max_skip_s: float = field(
+    max_wait_s: float = field(
         default=5.0, metadata={"help": "a request that waited this long is no longer overtaken"}
+    )
+    output_quantile: float = field(
+        default=0.9,
+        metadata={"help": "share of answers that blocks are kept free for as they grow; 0 keeps none"},
     )
     reserve_timeout_s: float = field(default=2.0, metadata={"help": "longest wait for a reservation"})
     resume_wait_s: float = field(
@@ -49,6 +81,10 @@ class RouterConfig:
     drain_s: float = field(default=5.0, metadata={"help": "grace for running requests at shutdown"})
     dashboard_url: str = field(default="", metadata={"help": "address of the Ray dashboard, for status"})
     trace_file: str = field(default="", metadata={"help": "append finished spans here as JSON lines"})
+    decision_log: str = field(
+        default="",
+        metadata={"help": "append what was decided here as JSON lines, for python -m router.replay"},
+    )
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
     ready_file: str = field(default="", metadata={"help": "written with the bound addresses once serving"})
 
@@ -58,6 +94,22 @@ class RouterConfig:
             raise ConfigError(
                 f"bucket_edges is {self.bucket_edges}; give positive token counts in ascending order",
                 field="bucket_edges",
+            )
+        if self.placement not in PLACEMENTS:
+            raise ConfigError(
+                f"placement is {self.placement!r}; it must be one of {', '.join(PLACEMENTS)}",
+                field="placement",
+            )
+        for name in ("ttft_base_ms", "itl_objective_ms"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive", field=name)
+        for name in ("ttft_per_token_ms", "local_max_tokens", "max_wait_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative", field=name)
+        if not 0 <= self.output_quantile < 1:
+            raise ConfigError(
+                f"output_quantile is {self.output_quantile}; it must be at least 0 and below 1",
+                field="output_quantile",
             )
         for name in ("max_queue", "max_attempts", "default_max_tokens"):
             if getattr(self, name) < 1:

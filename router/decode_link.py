@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from baton.errors import PeerLost
 from baton.identity import Identity
 from baton.limits import blocks_needed
 from baton.ports import Dialer, WorkerInfo
 from baton.v1 import admin_service_pb2, common_pb2, decode_service_pb2, prefill_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
-from router.link import WorkerLink
+from router.decode_load import DecodeLoad
+from router.link import LinkListener, WorkerLink
 
 DecodeDialer = Dialer[DecodeServiceSessionRequest, DecodeServiceSessionResponse]
 
@@ -32,11 +31,14 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
         info: WorkerInfo,
         identity: Identity,
         dialer: DecodeDialer,
-        on_change: Callable[[], None],
-        on_session: Callable[[], None],
+        listener: LinkListener,
     ) -> None:
-        super().__init__(info, identity, dialer, on_change, on_session)
+        super().__init__(info, identity, dialer, listener)
         self._asked: dict[bytes, int] = {}
+        self._own = DecodeLoad()
+        self._num_foreign = 0
+        self._num_foreign_tokens = 0
+        self._num_foreign_backlog_tokens = 0
 
     @property
     def num_free_blocks(self) -> int:
@@ -63,20 +65,102 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
         """Whether a request of that size fits the worker when it is empty."""
         return self.is_ready and self.blocks_for(kv_tokens) <= self._capacity.num_blocks
 
-    def can_take(self, kv_tokens: int) -> bool:
-        """Whether a request of that size fits now."""
-        return self.is_ready and self.blocks_for(kv_tokens) <= self.num_free_blocks
+    @property
+    def num_decoding(self) -> int:
+        """Requests that decode there, or will once their KV is there."""
+        return self._num_foreign + len(self._own)
 
-    def hold(self, attempt_id: bytes, kv_tokens: int) -> None:
-        """Counts a reservation as under way until the worker answers or the attempt ends."""
-        self._asked[attempt_id] = self.blocks_for(kv_tokens)
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens in their caches."""
+        return self._num_foreign_tokens + self._own.num_tokens
+
+    @property
+    def num_backlog_tokens(self) -> int:
+        """Prompt tokens that the worker is to compute itself and has not yet."""
+        return self._num_foreign_backlog_tokens + self._own.num_local_tokens
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the worker's cache."""
+        return self._capacity.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._capacity.block_size
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens of one step."""
+        return self._capacity.max_batch_tokens
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Most tokens of one prompt in one step."""
+        return self._capacity.chunk_tokens
+
+    @property
+    def mixed_tokens(self) -> int:
+        """Most prompt tokens of a step that decodes as well."""
+        return self._capacity.mixed_tokens
+
+    @property
+    def max_running(self) -> int:
+        """Most requests in the batch."""
+        return self._capacity.max_running
+
+    def objection(self, reserve_tokens: int, expected_tokens: int) -> str:
+        """Why it cannot take a request now; empty if it can.
+
+        reserve_tokens: that blocks are reserved for at first; expected_tokens: that it will come to. Where
+        others are there, all must find the blocks they are expected to grow by.
+        """
+        if not self.is_ready:
+            return "takes no requests"
+        blocks, free = self.blocks_for(reserve_tokens), self.num_free_blocks
+        if blocks > free:
+            return f"has {max(0, free)} free blocks, {blocks} are needed"
+        growth = max(blocks, self.blocks_for(expected_tokens)) + self._num_growth_blocks
+        if growth > free and self.num_decoding:
+            return f"has {free} free blocks, and with this one the answers there will need {growth}"
+        return ""
+
+    @property
+    def _num_growth_blocks(self) -> float:
+        """Blocks that the answers there are expected to take yet; others' grow as this router's do."""
+        own = self._own.num_growth_blocks
+        return own + (self._num_foreign * own / len(self._own) if len(self._own) else 0)
+
+    def place(
+        self,
+        attempt_id: bytes,
+        *,
+        num_tokens: int,
+        reserve_tokens: int,
+        expected_tokens: int,
+        num_local_tokens: int = 0,
+    ) -> None:
+        """Counts a request, and its reservation until the worker answers or the attempt ends.
+
+        num_local_tokens: what the worker is to compute of the prompt itself.
+        """
+        self._asked[attempt_id] = self.blocks_for(reserve_tokens)
+        self._own.place(
+            attempt_id,
+            num_tokens=num_tokens,
+            expected_tokens=expected_tokens,
+            num_local_tokens=num_local_tokens,
+        )
 
     def detach(self, attempt_id: bytes) -> None:
         """Ends the attempt here and at the worker. Idempotent."""
         was_asked = self._asked.pop(attempt_id, 0)
+        was_held = len(self._own)
+        self._own.ended(attempt_id)
         super().detach(attempt_id)
-        if was_asked:
-            self._on_change()
+        if was_asked or was_held != len(self._own):
+            self._listener.changed()
 
     def status(self) -> admin_service_pb2.WorkerStatus:
         """The worker as `baton status` shows it."""
@@ -108,6 +192,7 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
         if message.WhichOneof("message") != "capacity":
             raise PeerLost(f"{self.name} did not state its capacity")
         self._capacity = message.capacity
+        self._own.opened(message.capacity.block_size)
         self._report(message.capacity.num_blocks)
 
     def _heartbeat_message(self) -> DecodeServiceSessionRequest:
@@ -121,34 +206,65 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
     def _receive(self, message: DecodeServiceSessionResponse) -> None:
         match message.WhichOneof("message"):
             case "step":
-                for event in message.step.tokens:
-                    self._deliver(event.attempt_id, event)
-                    if event.finish_reason:
-                        self._inboxes.pop(event.attempt_id, None)
-                self._report(message.step.num_free_blocks)
+                self._step(message.step)
             case "reserve_result":
                 self._asked.pop(message.reserve_result.attempt_id, None)
                 self._report(message.reserve_result.num_free_blocks)
                 self._deliver(message.reserve_result.attempt_id, message.reserve_result)
             case "lease_outcome":
+                if message.lease_outcome.HasField("committed"):
+                    self._own.committed(message.lease_outcome.attempt_id)
                 self._deliver(message.lease_outcome.attempt_id, message.lease_outcome)
             case "failed":
                 self._deliver(message.failed.attempt_id, message.failed)
-                self._inboxes.pop(message.failed.attempt_id, None)
+                self._over(message.failed.attempt_id)
             case "preempted":
                 self._deliver(message.preempted.attempt_id, message.preempted)
-                self._inboxes.pop(message.preempted.attempt_id, None)
+                self._over(message.preempted.attempt_id)
             case "alone_step":
                 self._deliver(message.alone_step.attempt_id, message.alone_step)
             case "heartbeat":
-                self._load = message.heartbeat
-                self._check_progress(message.heartbeat.is_wedged)
-                self._report(message.heartbeat.num_free_blocks)
+                self._beat(message.heartbeat)
+            case "cache_changes":
+                self._listener.cached(self, message.cache_changes)
+            case "prompt_computed":
+                self._own.prompt_computed(message.prompt_computed.attempt_id)
+                self._deliver(message.prompt_computed.attempt_id, message.prompt_computed)
             case other:
                 raise PeerLost(f"{self.name} sent {other or 'an unknown message'} in mid-session")
+
+    def _step(self, step: decode_service_pb2.StepEvents) -> None:
+        for event in step.tokens:
+            self._own.grew(event.attempt_id, len(event.token_ids))
+            self._deliver(event.attempt_id, event)
+            if event.finish_reason:
+                self._over(event.attempt_id)
+        if step.HasField("load"):
+            self._listener.stepped(self, step.load)
+        self._report(step.num_free_blocks)
+
+    def _over(self, attempt_id: bytes) -> None:
+        """The worker has ended the attempt."""
+        self._inboxes.pop(attempt_id, None)
+        self._own.ended(attempt_id)
+
+    def _beat(self, load: decode_service_pb2.DecodeWorkerHeartbeat) -> None:
+        self._load = load
+        self._check_progress(load.is_wedged)
+        before = self._num_foreign
+        self._num_foreign = max(0, load.num_running - self._own.num_decoding)
+        self._num_foreign_tokens = max(0, load.num_context_tokens - self._own.num_decoding_tokens)
+        self._num_foreign_backlog_tokens = max(0, load.num_backlog_tokens - self._own.num_local_tokens)
+        self._report(load.num_free_blocks)
+        if self._num_foreign < before:
+            self._listener.changed()
+
+    def _lose(self) -> None:
+        self._own = DecodeLoad()
+        super()._lose()
 
     def _report(self, num_free_blocks: int) -> None:
         grew = num_free_blocks > self._reported_free_blocks
         self._reported_free_blocks = num_free_blocks
         if grew:
-            self._on_change()
+            self._listener.changed()

@@ -1,124 +1,73 @@
-"""Binds waiting requests to workers, late: only when a prefill worker has granted
-credit and a decode worker that it can reach has blocks.
+"""Binds waiting requests to workers, late: only when there is a place that takes one now.
 
-Runs synchronously whenever something changed; it owns no task. While no prefill worker
-reaches a decode worker, waiting requests are kept for a short grace and then fail.
+Runs synchronously whenever something changed; it owns no task. While nobody can serve, waiting requests
+are kept for a short grace and then fail. Which place is best is router/placement.py's, who goes first
+router/buckets.py's; this class asks them, and takes what they choose.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from functools import partial
 
-from baton.errors import Unavailable
+from baton.errors import Overloaded, Unavailable
+from baton.v1 import common_pb2
+from router.assignment import Assignment, Placed, Ticket, Wanted
 from router.buckets import BucketQueue, Waiting
 from router.decode_link import DecodeLink
-from router.fleet import Fleet, Pair
+from router.fleet import Fleet
+from router.outlook import ANY_WORKER, Outlook
+from router.placement import Placement
+from router.places import Ask, Candidate
 from router.prefill_link import PrefillLink
 from router.retry_budget import RetryBudget
 
 RETRY_WITHOUT_WORKERS_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """Where an attempt runs. Credit is spent and blocks are counted until undone or used.
-
-    prefill: None where the decode worker computes the prompt itself.
-    """
-
-    attempt_id: bytes
-    prefill: PrefillLink | None
-    cost: int
-    decode: DecodeLink
-
-    @property
-    def links(self) -> list[PrefillLink | DecodeLink]:
-        """The workers that take part."""
-        return [self.decode] if self.prefill is None else [self.prefill, self.decode]
-
-    def give_back(self) -> None:
-        """Gives the credit back; for an attempt that never reached the prefill worker. Idempotent."""
-        if self.prefill is not None:
-            self.prefill.give_back(self.attempt_id)
-
-    def undo(self) -> None:
-        """Ends an attempt that reached nobody."""
-        for link in self.links:
-            link.breaker.ended()
-        self.give_back()
-        self.decode.detach(self.attempt_id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ticket:
-    """An attempt that waits: its tokens so far and those whose KV it may ever store.
-
-    avoid: incarnations of workers that failed this request before; others are preferred.
-    """
-
-    attempt_id: bytes
-    num_tokens: int
-    kv_tokens: int
-    avoid: frozenset[int]
-    assigned: asyncio.Future[Assignment]
-
-    @property
-    def reserve_tokens(self) -> int:
-        """Tokens that a decode worker reserves for at first."""
-        return first_tokens(self.num_tokens, self.kv_tokens)
+# How long what workers have cached of a waiting prompt is not looked up again.
+MATCH_S = 0.05
 
 
 class Dispatcher:
     """Gives waiting attempts their workers.
 
     queue: the waiting attempts.
+    placement: chooses places.
+    outlook: what is expected; hears what is placed.
     retries: the further attempts left to this router.
-    grace_s: how long they are kept while no prefill worker reaches a decode worker, in seconds.
+    grace_s: how long they are kept while nobody can serve, in seconds.
     """
 
-    def __init__(self, queue: BucketQueue[Ticket], *, grace_s: float) -> None:
+    def __init__(
+        self,
+        queue: BucketQueue[Ticket],
+        placement: Placement[PrefillLink, DecodeLink],
+        outlook: Outlook,
+        *,
+        grace_s: float,
+    ) -> None:
         self.retries = RetryBudget()
         self._queue = queue
+        self._placement = placement
+        self._outlook = outlook
         self._grace_s = grace_s
         self._fleet: Fleet | None = None
         self._give_up: asyncio.TimerHandle | None = None
         self._is_down = False
         self._was_staffed = False
+        # What found no place in the kick under way: uncached tokens, and tokens to reserve.
+        self._failed: list[tuple[int, int]] = []
 
     def attach(self, fleet: Fleet) -> None:
         """Names the workers to assign to; kick() does nothing before."""
         self._fleet = fleet
 
-    async def assign(
-        self,
-        attempt_id: bytes,
-        num_tokens: int,
-        kv_tokens: int,
-        *,
-        enqueued_at: float,
-        is_new: bool,
-        avoid: frozenset[int] = frozenset(),
-    ) -> Assignment:
+    async def assign(self, wanted: Wanted) -> Assignment:
         """Waits in the queue for workers.
 
-        enqueued_at: when the request first came, in loop seconds; its place in
-            line follows from it, also on a second attempt.
-        is_new: whether the queue's bound applies.
-        avoid: incarnations of workers that are taken only if no other can.
-        Raises Overloaded when the queue is full, Unavailable when no prefill worker
-        has reached a decode worker for the grace time.
+        Raises Overloaded when the queue is full or a strict objective cannot be met, Unavailable when nobody
+        could serve for the grace time.
         """
-        loop = asyncio.get_running_loop()
-        ticket = Ticket(
-            attempt_id=attempt_id,
-            num_tokens=num_tokens,
-            kv_tokens=kv_tokens,
-            avoid=avoid,
-            assigned=loop.create_future(),
-        )
-        item = self._queue.push(ticket, num_tokens, enqueued_at, is_new=is_new)
+        ticket = Ticket(wanted=wanted, assigned=asyncio.get_running_loop().create_future())
+        item = self._push(ticket)
         self.kick()
         try:
             return await ticket.assigned
@@ -127,31 +76,92 @@ class Dispatcher:
                 ticket.assigned.result().undo()
             raise
 
-    def assign_to(
-        self, decode: DecodeLink, attempt_id: bytes, num_tokens: int, kv_tokens: int
-    ) -> Assignment | None:
+    def assign_to(self, decode: DecodeLink, wanted: Wanted) -> Assignment | None:
         """A decode worker that is to compute the prompt itself; None if it has no room now."""
-        reserve_tokens = first_tokens(num_tokens, kv_tokens)
-        if not decode.can_take(reserve_tokens):
+        if decode.objection(wanted.reserve_tokens, wanted.expected_tokens):
             return None
-        decode.hold(attempt_id, reserve_tokens)
-        decode.breaker.placed()
-        return Assignment(attempt_id=attempt_id, prefill=None, cost=0, decode=decode)
+        held = self._match(wanted, decodes_only=True)[1].get(decode.incarnation, 0)
+        self._place_at(decode, wanted, max(1, wanted.num_tokens - held))
+        return Assignment(attempt_id=wanted.attempt_id, prefill=None, decode=decode)
 
     def kick(self) -> None:
         """Assigns whatever fits now. To be called whenever capacity may have changed."""
-        if self._fleet is None:
+        fleet = self._fleet
+        if fleet is None:
             return
-        pairs = list(self._fleet.pairs())
-        self._watch(is_complete=bool(pairs), is_staffed=self._fleet.is_staffed)
+        self._watch(is_complete=fleet.is_complete, is_staffed=fleet.is_staffed)
+        if not len(self._queue):
+            return
         now = asyncio.get_running_loop().time()
-        while self._queue.pop(partial(_try_place, pairs), now) is not None:
+        edges = self._outlook.review([link.incarnation for link in fleet.prefill_links()])
+        if edges is not None:
+            self._queue.set_edges(edges)
+        self._failed.clear()
+        while self._queue.pop(self._try_place, now) is not None:
             pass
+
+    def shed(self, item: Waiting[Ticket]) -> None:
+        """A request has lost its place in a full queue to one that goes first."""
+        self._outlook.metrics.shed("displaced")
+        if not item.value.assigned.done():
+            item.value.assigned.set_exception(
+                Overloaded(
+                    "the queue is full, and others came that go first: of higher priority, or of a tenant "
+                    "with fewer requests in it; try again later",
+                    retry_after_s=1.0,
+                )
+            )
 
     def close(self) -> None:
         """Cancels the timer."""
         if self._give_up is not None:
             self._give_up.cancel()
+
+    def _push(self, ticket: Ticket) -> Waiting[Ticket]:
+        wanted = ticket.wanted
+        self._look_up(ticket)
+        cached = self._most_cached(ticket)
+        ticket.num_uncached_tokens = uncached = wanted.num_tokens - cached
+        work_ms = self._outlook.costs.prefill_ms(ANY_WORKER, uncached, cached)
+        if wanted.is_new and wanted.is_strict:
+            self._check_objective(ticket)
+        try:
+            item = self._queue.push(
+                ticket,
+                uncached,
+                enqueued_at=wanted.arrived_at,
+                deadline_at=wanted.due_at,
+                cost_ms=work_ms,
+                tenant=wanted.tenant,
+                weight=wanted.weight,
+                priority=wanted.priority,
+                is_new=wanted.is_new,
+            )
+        except Overloaded:
+            self._outlook.metrics.shed("queue")
+            raise
+        if wanted.is_new:
+            self._outlook.queued(self._queue.bucket(uncached), uncached, work_ms)
+        return item
+
+    def _check_objective(self, ticket: Ticket) -> None:
+        """Raises Overloaded if the first token is predicted to come too late."""
+        wanted, fleet = ticket.wanted, self._fleet
+        if fleet is None or not fleet.is_complete:
+            return
+        prefills, decodes = fleet.prefill_links(), fleet.decode_links()
+        now = asyncio.get_running_loop().time()
+        num_computing = len(decodes) if self._placement.mode == "colocated" else max(1, len(prefills))
+        ahead_ms = self._queue.work_ahead_ms(wanted.due_at, wanted.priority, wanted.tenant) / num_computing
+        soonest_ms = ahead_ms + self._placement.soonest_ms(self._ask(ticket), prefills, decodes, now)
+        left_ms = 1000 * (wanted.due_at - now)
+        if soonest_ms > left_ms:
+            self._outlook.metrics.shed("objective")
+            raise Overloaded(
+                f"the first token is wanted within {left_ms:.0f} ms and would come after about "
+                f"{soonest_ms:.0f} ms; come back later, or raise ttft_objective_ms",
+                retry_after_s=max(0.1, (soonest_ms - left_ms) / 1000),
+            )
 
     def _watch(self, *, is_complete: bool, is_staffed: bool) -> None:
         # Workers that have just met get the grace anew: it takes them a moment to reach each other.
@@ -184,71 +194,116 @@ class Dispatcher:
                     Unavailable(self._fleet.shortage, retry_after_s=RETRY_WITHOUT_WORKERS_S)
                 )
 
-
-def first_tokens(num_tokens: int, kv_tokens: int) -> int:
-    """Tokens that a decode worker reserves for at first: those there are and the next, if one may come."""
-    return min(num_tokens + 1, kv_tokens)
-
-
-def _try_place(pairs: list[Pair], item: Waiting[Ticket]) -> bool:
-    """Whether the attempt need not wait any longer: it has its workers, is cancelled, or fits nowhere."""
-    ticket = item.value
-    if ticket.assigned.cancelled():
-        # Its owner has not had its turn yet to take it out; pop it now, place it nowhere.
-        return True
-    if pairs and not any(decode.can_ever_take(ticket.kv_tokens) for _, decode in pairs):
-        # Nothing to wait for, and overdue it would keep everybody else waiting.
-        ticket.assigned.set_exception(
-            Unavailable(
-                f"no connected decode worker holds {ticket.kv_tokens} tokens of KV",
-                retry_after_s=RETRY_WITHOUT_WORKERS_S,
+    def _try_place(self, item: Waiting[Ticket]) -> bool:
+        """Whether the attempt need not wait any longer: it has its workers, is cancelled, or fits nowhere."""
+        assert self._fleet is not None
+        ticket = item.value
+        if ticket.assigned.cancelled():
+            # Its owner has not had its turn yet to take it out; pop it now, place it nowhere.
+            return True
+        decodes = self._fleet.decode_links()
+        kv_tokens = ticket.wanted.kv_tokens
+        if decodes and not any(decode.can_ever_take(kv_tokens) for decode in decodes):
+            # Nothing to wait for, and overdue it would keep everybody else waiting.
+            ticket.assigned.set_exception(
+                Unavailable(
+                    f"no connected decode worker holds {kv_tokens} tokens of KV",
+                    retry_after_s=RETRY_WITHOUT_WORKERS_S,
+                )
             )
-        )
+            return True
+        size = (ticket.num_uncached_tokens, ticket.wanted.reserve_tokens)
+        if any(size[0] >= uncached and size[1] >= reserve for uncached, reserve in self._failed):
+            # A smaller one has just found no place.
+            return False
+        self._look_up(ticket)
+        now = asyncio.get_running_loop().time()
+        decision = self._placement.choose(self._ask(ticket), self._fleet.prefill_links(), decodes, now)
+        if decision is None:
+            self._failed.append(size)
+            return False
+        self._placement.taken(decision.chosen)
+        ticket.assigned.set_result(self._take(ticket, decision))
         return True
-    pair = _choose(pairs, ticket)
-    if pair is not None:
-        _place(ticket, *pair)
-    return pair is not None
 
-
-def _choose(pairs: list[Pair], ticket: Ticket) -> Pair | None:
-    """The pair that takes the attempt now: the best prefill worker, and the best decode worker for that."""
-
-    def merit(pair: Pair) -> tuple[bool, int, int, bool, int, int]:
-        prefill, decode = pair
-        return (
-            *(_is_other(prefill, ticket), prefill.credit, -prefill.num_attempts),
-            *(_is_other(decode, ticket), decode.num_free_blocks, -decode.num_attempts),
+    def _take(self, ticket: Ticket, decision: Placed) -> Assignment:
+        wanted, chosen = ticket.wanted, decision.chosen
+        bucket = self._queue.bucket(ticket.num_uncached_tokens)
+        rest = wanted.num_tokens - chosen.num_cached_tokens
+        cost = 0
+        if chosen.prefill is not None:
+            cost = chosen.prefill.take(
+                wanted.attempt_id,
+                num_tokens=wanted.num_tokens,
+                num_uncached_tokens=rest,
+                seniority=self._ask(ticket).seniority,
+                predicted_ms=chosen.prefill_ms,
+            )
+            chosen.prefill.breaker.placed()
+        self._place_at(chosen.decode, wanted, 0 if chosen.prefill else rest)
+        self._count(chosen, wanted)
+        return Assignment(
+            attempt_id=wanted.attempt_id,
+            prefill=chosen.prefill,
+            decode=chosen.decode,
+            cost=cost,
+            bucket=self._queue.labels[bucket],
+            num_uncached_tokens=ticket.num_uncached_tokens,
+            decision=decision,
         )
 
-    able = [
-        (prefill, decode)
-        for prefill, decode in _trusted(pairs)
-        if prefill.can_take(ticket.num_tokens) and decode.can_take(ticket.reserve_tokens)
-    ]
-    return max(able, key=merit, default=None)
+    def _place_at(self, decode: DecodeLink, wanted: Wanted, num_local_tokens: int) -> None:
+        decode.place(
+            wanted.attempt_id,
+            num_tokens=wanted.num_tokens,
+            reserve_tokens=wanted.reserve_tokens,
+            expected_tokens=wanted.expected_tokens,
+            num_local_tokens=num_local_tokens,
+        )
+        decode.breaker.placed()
 
+    def _count(self, chosen: Candidate[PrefillLink, DecodeLink], wanted: Wanted) -> None:
+        waited_s = asyncio.get_running_loop().time() - wanted.arrived_at
+        self._outlook.metrics.placed(
+            "local" if chosen.prefill is None else "remote",
+            common_pb2.Priority.Name(wanted.priority).removeprefix("PRIORITY_").lower(),
+            waited_s if wanted.is_new else None,
+        )
 
-def _trusted(pairs: list[Pair]) -> list[Pair]:
-    """The pairs with the most workers whose breaker allows an attempt: both, or one, or, if need be, none."""
-    now = asyncio.get_running_loop().time()
-    counts = [prefill.breaker.allows(now) + decode.breaker.allows(now) for prefill, decode in pairs]
-    most = max(counts, default=0)
-    return [pair for pair, count in zip(pairs, counts, strict=True) if count == most]
+    def _ask(self, ticket: Ticket) -> Ask:
+        wanted = ticket.wanted
+        return Ask(
+            num_tokens=wanted.num_tokens,
+            reserve_tokens=wanted.reserve_tokens,
+            expected_tokens=wanted.expected_tokens,
+            bucket=self._queue.bucket(ticket.num_uncached_tokens),
+            num_buckets=len(self._queue.labels),
+            cached=ticket.cached,
+            held=ticket.held,
+            avoid=wanted.avoid,
+        )
 
+    def _look_up(self, ticket: Ticket) -> None:
+        """What workers have of the prompt; not again for a moment, however often places are looked for."""
+        now = asyncio.get_running_loop().time()
+        if now - ticket.matched_at >= MATCH_S:
+            ticket.matched_at = now
+            ticket.cached, ticket.held = self._match(ticket.wanted)
 
-def _place(ticket: Ticket, prefill: PrefillLink, decode: DecodeLink) -> None:
-    decode.hold(ticket.attempt_id, ticket.reserve_tokens)
-    cost = prefill.take(ticket.attempt_id, ticket.num_tokens)
-    prefill.breaker.placed()
-    decode.breaker.placed()
-    ticket.assigned.set_result(
-        Assignment(attempt_id=ticket.attempt_id, prefill=prefill, cost=cost, decode=decode)
-    )
+    def _most_cached(self, ticket: Ticket) -> int:
+        """Leading tokens that the worker has that has most of them, of those that may compute the prompt."""
+        if self._fleet is None or not ticket.cached:
+            return 0
+        is_colocated = self._placement.mode == "colocated"
+        links = self._fleet.decode_links() if is_colocated else self._fleet.prefill_links()
+        return max((ticket.cached.get(link.incarnation, 0) for link in links), default=0)
 
-
-def _is_other(link: PrefillLink | DecodeLink, ticket: Ticket) -> bool:
-    return link.info.incarnation not in ticket.avoid
+    def _match(self, wanted: Wanted, *, decodes_only: bool = False) -> tuple[dict[int, int], dict[int, int]]:
+        if wanted.keys is None:
+            return {}, {}
+        prefixes = self._outlook.prefixes
+        cached = {} if decodes_only else prefixes.match(wanted.keys, leaves_last=True)
+        return cached, prefixes.match(wanted.keys, leaves_last=False)
 
 
 def _has_result(future: asyncio.Future[Assignment]) -> bool:

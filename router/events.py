@@ -25,6 +25,7 @@ Event = (
     | decode_service_pb2.LeaseOutcome
     | decode_service_pb2.DecodeFailed
     | decode_service_pb2.Preempted
+    | decode_service_pb2.PromptComputed
     | common_pb2.PromptLogprobs
     | LinkLost
 )

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from baton.errors import PeerLost
 from baton.identity import Identity
 from baton.logs import get_logger
 from baton.ports import Registry, WorkerInfo
+from baton.v1 import common_pb2, decode_service_pb2
 from router.decode_link import DecodeDialer, DecodeLink
 from router.link import WorkerLink
 from router.prefill_link import PrefillDialer, PrefillLink
@@ -27,13 +28,32 @@ log = get_logger(__name__)
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 
-Pair = tuple[PrefillLink, DecodeLink]
+
+class Observer(Protocol):
+    """Learns from what workers say."""
+
+    def joined(self, link: WorkerLink[Any, Any]) -> None:
+        """A session with a worker has begun."""
+
+    def forgotten(self, incarnation: int) -> None:
+        """That process will not come back."""
+
+    def cached(self, link: WorkerLink[Any, Any], changes: common_pb2.CacheChanges) -> None:
+        """A worker's prefix cache has changed; raises PeerLost if it cannot have."""
+
+    def stepped(self, link: WorkerLink[Any, Any], load: decode_service_pb2.StepLoad) -> None:
+        """A decode worker has computed a step."""
+
+    def lost(self, link: WorkerLink[Any, Any]) -> None:
+        """A session has ended: what was known of that worker's cache is void."""
 
 
 class Fleet:
     """Links to all announced workers.
 
     prefill_dialer, decode_dialer: open a session with a worker of that role.
+    needs_prefill: whether requests need a prefill worker; otherwise a decode worker is enough.
+    observer: hears what workers say of their caches and steps.
     on_change: called whenever a worker's capacity or state may have changed.
     """
 
@@ -45,8 +65,12 @@ class Fleet:
         prefill_dialer: PrefillDialer,
         decode_dialer: DecodeDialer,
         rng: random.Random,
+        needs_prefill: bool,
+        observer: Observer,
         on_change: Callable[[], None],
     ) -> None:
+        self.needs_prefill = needs_prefill
+        self._observer = observer
         self._registry = registry
         self._identity = identity
         self._prefill_dialer = prefill_dialer
@@ -55,19 +79,20 @@ class Fleet:
         self._on_change = on_change
         self._announced: dict[int, WorkerInfo] = {}
         self._links: dict[int, WorkerLink[Any, Any]] = {}
+        self._present: tuple[list[PrefillLink], list[DecodeLink]] | None = None
 
     @property
     def links(self) -> list[WorkerLink[Any, Any]]:
         """All links, by name."""
         return sorted(self._links.values(), key=lambda link: link.name)
 
-    def prefill_links(self) -> Iterator[PrefillLink]:
-        """Prefill workers that take requests."""
-        return (link for link in self._links.values() if isinstance(link, PrefillLink) and link.is_ready)
+    def prefill_links(self) -> list[PrefillLink]:
+        """Prefill workers that take requests. Not to be changed."""
+        return self._sorted_out()[0]
 
-    def decode_links(self) -> Iterator[DecodeLink]:
-        """Decode workers that take requests."""
-        return (link for link in self._links.values() if isinstance(link, DecodeLink) and link.is_ready)
+    def decode_links(self) -> list[DecodeLink]:
+        """Decode workers that take requests. Not to be changed."""
+        return self._sorted_out()[1]
 
     def is_ready(self, incarnation: int) -> bool:
         """Whether that very process takes requests."""
@@ -78,38 +103,34 @@ class Fleet:
         """Whether the registry, when it was last heard, knew that very process."""
         return incarnation in self._announced
 
-    def pairs(self) -> Iterator[Pair]:
-        """Workers that take requests and between which KV can go."""
-        decodes = list(self.decode_links())
-        return (
-            (prefill, decode)
-            for prefill in self.prefill_links()
-            for decode in decodes
-            if prefill.can_reach(decode.info.incarnation)
-        )
-
     @property
     def is_complete(self) -> bool:
-        """Whether a request can be served: some prefill worker reaches some decode worker."""
-        return any(True for _ in self.pairs())
+        """Whether a request can be served: if it needs both roles, by workers that reach each other."""
+        if not self.needs_prefill:
+            return bool(self.decode_links())
+        return any(
+            prefill.can_reach(decode.incarnation)
+            for prefill in self.prefill_links()
+            for decode in self.decode_links()
+        )
 
     @property
     def is_staffed(self) -> bool:
         """Whether there is at least one worker of each role, be it that they cannot reach each other."""
-        return any(True for _ in self.prefill_links()) and any(True for _ in self.decode_links())
+        return bool(self.prefill_links() and self.decode_links())
 
     @property
     def is_pairing(self) -> bool:
         """Whether a prefill worker is still trying to reach a decode worker for the first time."""
-        decodes = [link.info.incarnation for link in self.decode_links()]
+        decodes = [link.incarnation for link in self.decode_links()]
         return any(link.is_trying(known) for link in self.prefill_links() for known in decodes)
 
     @property
     def shortage(self) -> str:
         """What a fleet that is not complete lacks, in words."""
-        prefills, decodes = list(self.prefill_links()), list(self.decode_links())
+        prefills, decodes = self.prefill_links(), self.decode_links()
         if not prefills or not decodes:
-            missing = "decode" if prefills else "prefill"
+            missing = "decode" if prefills or not self.needs_prefill else "prefill"
             return f"no {missing} worker is connected; one that died is usually back in seconds"
         reason = prefills[0].why_not(decodes[0].info.incarnation)
         return f"no prefill worker can reach a decode worker: {reason}"
@@ -126,8 +147,52 @@ class Fleet:
                         self._links[info.incarnation] = self._new_link(info)
                         group.create_task(self._hold(info.incarnation), name=f"link-{info.name}")
                     elif link.info != info:
-                        link.info = info
-                        self._on_change()
+                        link.info, self._present = info, None
+                        self.changed()
+
+    def changed(self) -> None:
+        """A worker's capacity or state may have changed."""
+        self._on_change()
+
+    def met(self) -> None:
+        """A session has begun or ended: prefill workers are told which decode workers there are."""
+        self._present = None
+        present = {
+            link.incarnation: link.introduction
+            for link in self._links.values()
+            if isinstance(link, DecodeLink) and link.is_connected
+        }
+        for link in self._links.values():
+            if isinstance(link, PrefillLink) and link.is_connected:
+                # A session that has just ended is mourned by its own link.
+                with suppress(PeerLost):
+                    link.introduce(present)
+
+    def cached(self, link: WorkerLink[Any, Any], changes: common_pb2.CacheChanges) -> None:
+        """A worker's prefix cache has changed."""
+        self._observer.cached(link, changes)
+
+    def stepped(self, link: WorkerLink[Any, Any], load: decode_service_pb2.StepLoad) -> None:
+        """A decode worker has computed a step."""
+        self._observer.stepped(link, load)
+
+    def joined(self, link: WorkerLink[Any, Any]) -> None:
+        """A session with a worker has begun."""
+        self._observer.joined(link)
+
+    def lost(self, link: WorkerLink[Any, Any]) -> None:
+        """A session has ended."""
+        self._observer.lost(link)
+
+    def _sorted_out(self) -> tuple[list[PrefillLink], list[DecodeLink]]:
+        """Those that take requests, by role; found once between two changes, as every placement asks."""
+        if self._present is None:
+            ready = [link for link in self._links.values() if link.is_ready]
+            self._present = (
+                [link for link in ready if isinstance(link, PrefillLink)],
+                [link for link in ready if isinstance(link, DecodeLink)],
+            )
+        return self._present
 
     async def _hold(self, incarnation: int) -> None:
         pause_s = FIRST_PAUSE_S
@@ -145,6 +210,8 @@ class Fleet:
             self._links[incarnation] = self._new_link(self._announced[incarnation])
         if link.state != "refused":
             del self._links[incarnation]
+            self._present = None
+            self._observer.forgotten(incarnation)
             log.info("worker forgotten", worker=link.name)
 
     def _forget_refused(self) -> None:
@@ -153,19 +220,7 @@ class Fleet:
             if link.state == "refused" and incarnation not in self._announced:
                 del self._links[incarnation]
 
-    def _introduce(self) -> None:
-        present = {
-            link.info.incarnation: link.introduction
-            for link in self._links.values()
-            if isinstance(link, DecodeLink) and link.is_connected
-        }
-        for link in self._links.values():
-            if isinstance(link, PrefillLink) and link.is_connected:
-                # A session that has just ended is mourned by its own link.
-                with suppress(PeerLost):
-                    link.introduce(present)
-
     def _new_link(self, info: WorkerInfo) -> WorkerLink[Any, Any]:
         if info.role == "prefill":
-            return PrefillLink(info, self._identity, self._prefill_dialer, self._on_change, self._introduce)
-        return DecodeLink(info, self._identity, self._decode_dialer, self._on_change, self._introduce)
+            return PrefillLink(info, self._identity, self._prefill_dialer, self)
+        return DecodeLink(info, self._identity, self._decode_dialer, self)

@@ -11,31 +11,29 @@ import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from baton.errors import (
     BatonError,
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
-    KvTransferFailed,
     Overloaded,
     PoisonRequest,
     Unavailable,
-    from_failure,
 )
 from baton.limits import Limits
 from baton.logs import get_logger
 from baton.telemetry import Span, start_span
-from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
-from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest
-from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest
+from baton.v1 import common_pb2
+from router.assignment import Assignment, Wanted
+from router.attempt import Attempt, GaveWay
 from router.config import RouterConfig
 from router.decode_link import DecodeLink
-from router.dispatcher import Assignment, Dispatcher
-from router.events import Event, Inbox, LinkLost
+from router.dispatcher import Dispatcher
+from router.events import Inbox
 from router.fleet import Fleet
-from router.prefill_link import PrefillLink
+from router.outlook import Outlook
+from router.prompt_keys import PromptKeys
 from router.request import GenerationRequest
 from router.suspicion import Suspicion
 from router.timeline import Timeline
@@ -48,23 +46,12 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
 
 
-@dataclass(slots=True)
-class _Legs:
-    """How far one attempt is: the prefill worker is done with it; its KV is committed."""
-
-    prefill_done: bool
-    committed: bool = False
-
-
-class _GaveWay(Exception):
-    """The decode worker gave the request's blocks to older ones; nobody is at fault."""
-
-
 class Generation:
     """One request from admission to its last token.
 
     request: validated.
     stream: where tokens go.
+    outlook: hears what is measured.
     span: parent of every span of this request.
     rng: source of attempt ids.
     beside: a decode worker that has the prompt's KV; the first attempt goes there, without a prefill
@@ -86,6 +73,7 @@ class Generation:
         timeline: Timeline,
         span: Span,
         rng: random.Random,
+        outlook: Outlook,
         beside: DecodeLink | None = None,
     ) -> None:
         self.request = request
@@ -103,6 +91,7 @@ class Generation:
         self._avoid: set[int] = set()
         self._suspicion = Suspicion(fleet)
         self._beside = beside
+        self._outlook = outlook
         # Attempts in a row without a commit.
         self._num_failed = 0
         self._is_placed = False
@@ -123,21 +112,36 @@ class Generation:
             async with asyncio.timeout_at(self.request.deadline_at):
                 await self._run_attempts()
         except TimeoutError:
-            raise DeadlineExceeded(
+            late = DeadlineExceeded(
                 f"the deadline passed after {len(self.token_ids)} of at most "
                 f"{self.request.params.max_tokens} tokens"
-            ) from None
+            )
+            self._timeline.ended(late)
+            raise late from None
+        except BaseException as error:
+            self._timeline.ended(None if self._is_stopped else error)
+            raise
+        else:
+            self._timeline.ended(None)
         finally:
+            self._regret()
             self._stream.end()
             self._commit_known(None)
+
+    def _regret(self) -> None:
+        """How much sooner the first token might have come, had another place been taken."""
+        explain = self._timeline.explain
+        if explain.HasField("first_token_at_ms") and self._timeline.had_choice:
+            self._outlook.metrics.regretted(self._timeline.placement, explain.regret_ms)
 
     async def _run_attempts(self) -> None:
         while True:
             try:
                 await self._attempt()
                 self._dispatcher.retries.succeeded()
+                self._outlook.answered(self.request.params.max_tokens, len(self.token_ids))
                 return
-            except _GaveWay:
+            except GaveWay:
                 # Back to its old place in line; its worker keeps what it can of its KV.
                 self._timeline.num_preemptions += 1
             except Overloaded as refusal:
@@ -166,41 +170,87 @@ class Generation:
     async def _attempt(self) -> None:
         inbox = Inbox(self._rng.randbytes(16))
         self._suspicion.runs_alone = self._is_placed = False
-        assignment = await self._queue(inbox.attempt_id)
-        self._is_placed = True
-        with self._held(assignment, inbox), self._judging(assignment):
-            lease = await self._reserve(assignment, inbox)
-            if assignment.prefill is not None:
-                self._send_prefill(assignment.prefill, assignment, inbox, lease)
-            await self._follow(assignment, inbox)
+        with self._told():
+            assignment = await self._queue(inbox.attempt_id)
+            self._is_placed = True
+            with self._held(assignment, inbox), self._judging(assignment):
+                attempt = Attempt(
+                    self,
+                    assignment,
+                    inbox,
+                    config=self._config,
+                    timeline=self._timeline,
+                    outlook=self._outlook,
+                    suspicion=self._suspicion,
+                )
+                await attempt.run()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """The timeline hears how the attempt ends."""
+        self._timeline.attempt_begins()
+        try:
+            yield
+        except GaveWay:
+            self._timeline.attempt_ended("PREEMPTED", "its blocks went to older requests")
+            raise
+        except BatonError as error:
+            self._timeline.attempt_ended(error.code, error.message)
+            raise
+        except BaseException:
+            self._timeline.attempt_ended("OK" if self._is_stopped else "CANCELLED")
+            raise
+        self._timeline.attempt_ended("OK")
 
     async def _queue(self, attempt_id: bytes) -> Assignment:
-        num_tokens = len(self.request.prompt_token_ids) + len(self.token_ids)
+        wanted = self._wanted(attempt_id)
         span = start_span(
-            "QUEUED", parent=self._span.traceparent, attributes={"baton.num_tokens": num_tokens}
+            "QUEUED", parent=self._span.traceparent, attributes={"baton.num_tokens": wanted.num_tokens}
         )
         beside, self._beside = self._beside, None
         try:
-            assignment = beside and self._dispatcher.assign_to(
-                beside, attempt_id, num_tokens, self._kv_tokens
-            )
-            assignment = assignment or await self._dispatcher.assign(
-                attempt_id,
-                num_tokens,
-                self._kv_tokens,
-                enqueued_at=self.request.arrived_at,
-                # Of n answers the first has passed the queue's bound for all.
-                is_new=not self._timeline.was_dispatched and self.request.sample_index == 0,
-                avoid=frozenset(self._avoid),
-            )
+            assignment = beside and self._dispatcher.assign_to(beside, wanted)
+            assignment = assignment or await self._dispatcher.assign(wanted)
         except BatonError as error:
             span.fail(error)
             raise
         finally:
             span.end()
-        computes = assignment.prefill or assignment.decode
-        self._timeline.dispatched(computes.name, assignment.decode.name)
+        self._note(assignment, wanted)
         return assignment
+
+    def _note(self, assignment: Assignment, wanted: Wanted) -> None:
+        timeline = self._timeline
+        if assignment.decision is not None:
+            expected = wanted.expected_tokens + 1 - len(self.request.prompt_token_ids)
+            timeline.queued(assignment.bucket, assignment.num_uncached_tokens, max(1, expected))
+        timeline.dispatched((assignment.prefill or assignment.decode).name, assignment.decode.name)
+        if assignment.decision is not None:
+            timeline.decided(assignment.decision)
+
+    def _wanted(self, attempt_id: bytes) -> Wanted:
+        request = self.request
+        num_prompt, num_output = len(request.prompt_token_ids), len(self.token_ids)
+        # Log-probabilities of the prompt need all of it computed.
+        needs_all = request.params.prompt_logprobs is not None
+        return Wanted(
+            attempt_id=attempt_id,
+            num_tokens=num_prompt + num_output,
+            kv_tokens=self._kv_tokens,
+            expected_tokens=self._outlook.expected_tokens(num_prompt, num_output, request.params.max_tokens),
+            keys=None
+            if needs_all
+            else PromptKeys([*request.prompt_token_ids, *self.token_ids], request.cache_salt),
+            arrived_at=request.arrived_at,
+            due_at=request.arrived_at + request.objective_ms(self._config) / 1000,
+            is_strict=request.ttft_objective_ms is not None,
+            # Of n answers the first has passed the queue's bound for all.
+            is_new=not self._timeline.was_dispatched and request.sample_index == 0,
+            tenant=request.tenant,
+            weight=request.weight,
+            priority=request.priority,
+            avoid=frozenset(self._avoid),
+        )
 
     @contextmanager
     def _judging(self, assignment: Assignment) -> Iterator[None]:
@@ -238,120 +288,17 @@ class Generation:
             for link in assignment.links:
                 link.detach(inbox.attempt_id)
 
-    async def _reserve(self, assignment: Assignment, inbox: Inbox) -> decode_service_pb2.Lease:
-        try:
-            assignment.decode.attach(inbox)
-            command = decode_service_pb2.ReserveCommand(
-                attempt_id=inbox.attempt_id,
-                sequence=self._sequence(),
-                compute_locally=assignment.prefill is None,
-            )
-            assignment.decode.send(DecodeServiceSessionRequest(reserve=command))
-            lease = await self._answer(assignment, inbox)
-        except BaseException:
-            # Whatever went wrong, the prefill worker was never told: its credit is ours again.
-            assignment.give_back()
-            raise
-        self._timeline.reserved()
-        return lease
-
-    async def _answer(self, assignment: Assignment, inbox: Inbox) -> decode_service_pb2.Lease:
-        try:
-            async with asyncio.timeout(self._config.reserve_timeout_s):
-                event = await inbox.get()
-        except TimeoutError:
-            raise Unavailable(f"{assignment.decode.name} did not answer a reservation in time") from None
-        match event:
-            case decode_service_pb2.ReserveResult():
-                if event.HasField("refusal"):
-                    raise from_failure(event.refusal.failure)
-                return event.lease
-            case LinkLost():
-                raise event.error
-            case _:
-                raise InternalError(f"{assignment.decode.name} answered a reservation out of turn")
-
-    def _send_prefill(
-        self, prefill: PrefillLink, assignment: Assignment, inbox: Inbox, lease: decode_service_pb2.Lease
-    ) -> None:
-        decode = assignment.decode
-        target = prefill_service_pb2.TransferTarget(
-            lease_id=lease.lease_id,
-            worker=decode.name,
-            incarnation=decode.info.incarnation,
-            num_held_tokens=lease.num_held_tokens,
-        )
-        command = prefill_service_pb2.PrefillCommand(
-            attempt_id=inbox.attempt_id,
-            sequence=self._sequence(),
-            target=target,
-            cost_tokens=assignment.cost,
-        )
-        prefill.attach(inbox)
-        prefill.send(PrefillServiceSessionRequest(prefill=command))
-
-    async def _follow(self, assignment: Assignment, inbox: Inbox) -> None:
-        """Handles events until both legs are done; raises what ends the attempt."""
-        legs = _Legs(prefill_done=assignment.prefill is None)
-        while not (self.finish_reason and legs.prefill_done):
-            match await inbox.get():
-                case common_pb2.TokenEvent() as event:
-                    self._deliver(event)
-                case common_pb2.PromptLogprobs() as event:
-                    self._stream.push_prompt_logprobs(event)
-                case common_pb2.AloneStep() as event:
-                    self._suspicion.runs_alone = not event.ended
-                case prefill_service_pb2.PrefillEnded() as event:
-                    legs.prefill_done = True
-                    self._timeline.prefill_ended(event)
-                    if event.HasField("failure") and not legs.committed:
-                        self._prefill_failed(assignment, inbox, from_failure(event.failure))
-                case LinkLost(role=common_pb2.ROLE_PREFILL) as event:
-                    self._prefill_lost(event, assignment, inbox, legs)
-                case event if not self.finish_reason:
-                    self._decode_said(event, assignment, legs)
-
-    def _prefill_lost(self, lost: LinkLost, assignment: Assignment, inbox: Inbox, legs: _Legs) -> None:
-        if assignment.prefill is not None and not legs.prefill_done and not self.finish_reason:
-            self._suspicion.lost(assignment.prefill.info.incarnation)
-        legs.prefill_done = True
-        if not legs.committed and not self.finish_reason:
-            self._prefill_failed(assignment, inbox, lost.error)
-
-    def _decode_said(self, event: Event, assignment: Assignment, legs: _Legs) -> None:
-        """What the decode worker says beside tokens; not asked once the answer is complete."""
-        match event:
-            case decode_service_pb2.LeaseOutcome():
-                if not event.HasField("committed"):
-                    reason = common_pb2.GoneReason.Name(event.gone).removeprefix("GONE_REASON_")
-                    raise KvTransferFailed(f"the lease at {assignment.decode.name} is gone: {reason}")
-                legs.committed = True
-                self._num_failed = 0
-                self._commit_known(assignment.decode)
-            case decode_service_pb2.DecodeFailed():
-                raise from_failure(event.failure)
-            case decode_service_pb2.Preempted():
-                raise _GaveWay
-            case LinkLost():
-                if legs.committed:
-                    self._suspicion.lost(assignment.decode.info.incarnation)
-                raise event.error
+    def committed_at(self, decode: DecodeLink) -> None:
+        """An attempt's KV is at that worker."""
+        self._num_failed = 0
+        self._commit_known(decode)
 
     def _commit_known(self, decode: DecodeLink | None) -> None:
         if not self.committed.done():
             self.committed.set_result(decode)
 
-    def _prefill_failed(self, assignment: Assignment, inbox: Inbox, error: BatonError) -> None:
-        """Before the commit is known of, only the decode worker can tell whether it happened."""
-        if not isinstance(error, Unavailable):
-            raise error
-        self._abort_if_uncommitted(assignment, inbox)
-
-    def _abort_if_uncommitted(self, assignment: Assignment, inbox: Inbox) -> None:
-        command = decode_service_pb2.AbortIfUncommittedCommand(attempt_id=inbox.attempt_id)
-        assignment.decode.send(DecodeServiceSessionRequest(abort_if_uncommitted=command))
-
-    def _deliver(self, event: common_pb2.TokenEvent) -> None:
+    def deliver(self, event: common_pb2.TokenEvent) -> None:
+        """Takes the tokens of an event that are new."""
         known = len(self.token_ids) - event.start_index
         if known < 0:
             raise InternalError(f"token {len(self.token_ids)} is missing: got {event.start_index} instead")
@@ -368,16 +315,29 @@ class Generation:
         return self._limits.kv_tokens(len(self.request.prompt_token_ids), self.request.params.max_tokens)
 
     def _check_fits(self) -> None:
-        """Raises InvalidRequest for a request that no connected decode worker could ever hold."""
-        links = list(self._fleet.decode_links())
-        if links and not any(link.can_ever_take(self._kv_tokens) for link in links):
+        """Raises InvalidRequest for a request that no connected worker could ever hold."""
+        decodes = self._fleet.decode_links()
+        if decodes and not any(link.can_ever_take(self._kv_tokens) for link in decodes):
             raise InvalidRequest(
                 f"prompt and max_tokens need room for {self._kv_tokens} tokens; no decode worker's KV cache "
                 "holds that many. Lower max_tokens, shorten the prompt, or raise kv_cache_bytes",
                 field="max_tokens",
             )
+        num_tokens = len(self.request.prompt_token_ids)
+        prefills = self._fleet.prefill_links()
+        if prefills and not any(link.can_ever_take(num_tokens) for link in prefills):
+            raise InvalidRequest(
+                f"the prompt has {num_tokens} tokens; no prefill worker's KV cache holds that many. Shorten "
+                "the prompt, or raise kv_cache_bytes",
+                field="prompt",
+            )
 
-    def _sequence(self) -> common_pb2.Sequence:
+    def deliver_scores(self, event: common_pb2.PromptLogprobs) -> None:
+        """Takes log-probabilities of the prompt."""
+        self._stream.push_prompt_logprobs(event)
+
+    def sequence(self) -> common_pb2.Sequence:
+        """The request as workers get it now."""
         now = asyncio.get_running_loop().time()
         sequence = self.request.sequence(self.token_ids, now=now, traceparent=self._span.traceparent)
         sequence.alone = self._suspicion.wants_alone

@@ -8,16 +8,15 @@ attempt on it hears LinkLost.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import suppress
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from baton.errors import BatonError, IncompatiblePeer, PeerLost
 from baton.identity import Identity
 from baton.logs import get_logger
 from baton.ports import Dialer, Session, WorkerInfo
 from baton.sessions import converse, first_message
-from baton.v1 import admin_service_pb2, common_pb2
+from baton.v1 import admin_service_pb2, common_pb2, decode_service_pb2
 from router.breaker import Breaker
 from router.events import Event, Inbox, LinkLost
 
@@ -27,14 +26,35 @@ RecvT = TypeVar("RecvT")
 log = get_logger(__name__)
 
 
+class LinkListener(Protocol):
+    """Who hears what happens on links."""
+
+    def changed(self) -> None:
+        """Capacity or state may have changed."""
+
+    def joined(self, link: WorkerLink[Any, Any]) -> None:
+        """A session has begun."""
+
+    def met(self) -> None:
+        """A session has begun or ended; heard before changed()."""
+
+    def cached(self, link: WorkerLink[Any, Any], changes: common_pb2.CacheChanges) -> None:
+        """A worker's prefix cache has changed."""
+
+    def stepped(self, link: WorkerLink[Any, Any], load: decode_service_pb2.StepLoad) -> None:
+        """A decode worker has computed a step."""
+
+    def lost(self, link: WorkerLink[Any, Any]) -> None:
+        """A session has ended: what was known of that worker's cache is void."""
+
+
 class WorkerLink(ABC, Generic[SendT, RecvT]):
     """The router's end of one worker's session.
 
     info: the worker, from the registry.
     identity: this router.
     dialer: opens a session with the worker.
-    on_change: called whenever capacity may have changed.
-    on_session: called when the session has begun and when it has ended, before on_change.
+    listener: hears what happens.
     """
 
     role: ClassVar[common_pb2.Role.ValueType]
@@ -44,8 +64,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         info: WorkerInfo,
         identity: Identity,
         dialer: Dialer[SendT, RecvT],
-        on_change: Callable[[], None],
-        on_session: Callable[[], None],
+        listener: LinkListener,
     ) -> None:
         self.info = info
         self.state = "connecting"
@@ -54,8 +73,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         self.breaker = Breaker()
         self._identity = identity
         self._dialer = dialer
-        self._on_change = on_change
-        self._on_session = on_session
+        self._listener = listener
         self._session: Session[SendT, RecvT] | None = None
         self._inboxes: dict[bytes, Inbox] = {}
 
@@ -63,6 +81,15 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
     def name(self) -> str:
         """Name of the worker."""
         return self.info.name
+
+    @property
+    def incarnation(self) -> int:
+        """The process it is."""
+        return self.info.incarnation
+
+    def is_trusted(self, now: float) -> bool:
+        """Whether its breaker lets an attempt pass."""
+        return self.breaker.allows(now)
 
     @property
     def is_connected(self) -> bool:
@@ -125,8 +152,9 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
             self._read_capacity(await first_message(incoming, self.name))
             self._session, self.state, self.was_ready = session, "ready", True
             log.info("worker ready", worker=self.name, incarnation=f"{self.info.incarnation:016x}")
-            self._on_session()
-            self._on_change()
+            self._listener.joined(self)
+            self._listener.met()
+            self._listener.changed()
             await converse(session, incoming, self._receive, self._heartbeat_message)
 
     def _check(self, hello: common_pb2.Hello) -> None:
@@ -149,13 +177,34 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         error = PeerLost(f"{self.name} was lost: {self.reason or 'the router is stopping'}")
         for inbox in inboxes.values():
             inbox.put(LinkLost(self.role, error))
-        self._on_session()
-        self._on_change()
+        self._listener.lost(self)
+        self._listener.met()
+        self._listener.changed()
 
     def _deliver(self, attempt_id: bytes, event: Event) -> None:
         inbox = self._inboxes.get(attempt_id)
         if inbox is not None:
             inbox.put(event)
+
+    @property
+    @abstractmethod
+    def num_blocks(self) -> int:
+        """Blocks of the worker's cache."""
+
+    @property
+    @abstractmethod
+    def block_size(self) -> int:
+        """Tokens per block."""
+
+    @property
+    @abstractmethod
+    def chunk_tokens(self) -> int:
+        """Most prompt tokens of one request in one step."""
+
+    @property
+    @abstractmethod
+    def max_batch_tokens(self) -> int:
+        """Most tokens of one step."""
 
     @abstractmethod
     def status(self) -> admin_service_pb2.WorkerStatus:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Mapping
 
 from baton.errors import PeerLost
 from baton.identity import Identity
+from baton.limits import blocks_needed
 from baton.ports import Dialer, WorkerInfo
 from baton.v1 import admin_service_pb2, common_pb2, prefill_service_pb2
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
-from router.link import WorkerLink
+from router.link import LinkListener, WorkerLink
+from router.prefill_backlog import PrefillBacklog
+
+# Of a session's credit, what the longest length bucket leaves to shorter ones; others less, in proportion.
+KEPT_SHARE = 0.25
 
 _EMPTY = prefill_service_pb2.PrefillCapacity()
 
@@ -21,9 +27,10 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
 
     Credit is counted in tokens: `credit` is what may be spent now, `spent` what
     attempts hold from take() until the worker has sampled their token or ended
-    them. What the worker then grants, and to whom, is its own decision. KV can go
-    only to decode workers that the worker was introduced to and has reached since.
-    All of this dies with the session, because the link does.
+    them. A part of it is kept for shorter prompts. What the worker then grants, and to
+    whom, is its own decision. KV can go only to decode workers that the worker was
+    introduced to and has reached since. All of this dies with the session, because the
+    link does.
     """
 
     role = common_pb2.ROLE_PREFILL
@@ -37,10 +44,12 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         info: WorkerInfo,
         identity: Identity,
         dialer: PrefillDialer,
-        on_change: Callable[[], None],
-        on_session: Callable[[], None],
+        listener: LinkListener,
     ) -> None:
-        super().__init__(info, identity, dialer, on_change, on_session)
+        super().__init__(info, identity, dialer, listener)
+        self._backlog = PrefillBacklog()
+        self._num_foreign_blocks = 0
+        self.num_foreign_tokens = 0
         self._costs: dict[bytes, int] = {}
         self._untold: set[int] = set()
         self._pairs: dict[int, admin_service_pb2.PairState] = {}
@@ -50,24 +59,82 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         """Credit that attempts hold, in tokens."""
         return sum(self._costs.values())
 
-    def cost(self, num_tokens: int) -> int:
-        """Credit a prompt costs here: its tokens, or this session's whole share if that is less."""
-        return min(num_tokens, self._share)
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the worker's cache."""
+        return self._capacity.num_blocks
 
-    def can_take(self, num_tokens: int) -> bool:
-        """Whether there is credit for a prompt of that length now."""
-        return self.is_ready and 0 < self.cost(num_tokens) <= self.credit
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._capacity.block_size
 
-    def take(self, attempt_id: bytes, num_tokens: int) -> int:
-        """Spends credit for an attempt's prompt and returns its cost."""
-        cost = self._costs[attempt_id] = self.cost(num_tokens)
+    @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens of one step."""
+        return self._capacity.max_batch_tokens
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Most tokens of one prompt in one step."""
+        return self._capacity.chunk_tokens
+
+    def can_ever_take(self, num_tokens: int) -> bool:
+        """Whether a prompt of that length fits the worker's cache when it is empty."""
+        return blocks_needed(num_tokens, self._capacity.block_size) <= self._capacity.num_blocks
+
+    def objection(self, num_tokens: int, num_uncached_tokens: int, seniority: float) -> str:
+        """Why it cannot take a prompt now; empty if it can.
+
+        num_tokens: in all, which need blocks; num_uncached_tokens: to compute, which cost credit.
+        seniority: 0 for the shortest length bucket, 1 for the longest.
+        """
+        if not self.is_ready:
+            return "takes no requests"
+        cost, credit = self._cost(num_uncached_tokens, seniority), self.credit - self._kept(seniority)
+        if not 0 < cost <= credit:
+            return f"has credit for {max(0, credit)} tokens, {cost} are needed"
+        blocks = blocks_needed(num_tokens, self._capacity.block_size)
+        free = self._capacity.num_blocks - self._backlog.num_blocks - self._num_foreign_blocks
+        if blocks > free:
+            return f"has {max(0, free)} free blocks, {blocks} are needed"
+        return ""
+
+    def work_ahead_ms(self, num_tokens: int, now: float) -> float:
+        """Predicted computing of this router's prompts that goes before one of num_tokens."""
+        return self._backlog.work_ahead_ms(num_tokens, self.chunk_tokens, now)
+
+    def take(
+        self,
+        attempt_id: bytes,
+        *,
+        num_tokens: int,
+        num_uncached_tokens: int,
+        seniority: float,
+        predicted_ms: float,
+    ) -> int:
+        """Spends credit for an attempt's prompt, and counts its blocks; returns the cost."""
+        cost = self._costs[attempt_id] = self._cost(num_uncached_tokens, seniority)
         self.credit -= cost
+        self._backlog.place(
+            attempt_id,
+            num_tokens=num_uncached_tokens,
+            num_blocks=blocks_needed(num_tokens, self._capacity.block_size),
+            predicted_ms=predicted_ms,
+            now=_now(),
+        )
         return cost
 
     def give_back(self, attempt_id: bytes) -> None:
         """Undoes take() for a prompt that was never sent. Idempotent."""
         self.credit += self._costs.pop(attempt_id, 0)
-        self._on_change()
+        self._backlog.ended(attempt_id, _now())
+        self._listener.changed()
+
+    def detach(self, attempt_id: bytes) -> None:
+        """Ends the attempt here and at the worker. Idempotent."""
+        super().detach(attempt_id)
+        self._backlog.ended(attempt_id, _now())
 
     def introduce(self, present: Mapping[int, prefill_service_pb2.PairCommand]) -> None:
         """Tells the worker which decode workers have come, and which have gone, since it was last told.
@@ -145,15 +212,17 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         match message.WhichOneof("message"):
             case "token":
                 self._deliver(message.token.attempt_id, message.token)
+                self._backlog.computed(message.token.attempt_id, _now())
                 self._settle(message.token.attempt_id)
             case "ended":
                 self._deliver(message.ended.attempt_id, message.ended)
                 self._inboxes.pop(message.ended.attempt_id, None)
+                self._backlog.ended(message.ended.attempt_id, _now())
                 self._settle(message.ended.attempt_id)
             case "credit_grant":
                 self.credit += message.credit_grant.tokens
                 self._share = message.credit_grant.share_tokens
-                self._on_change()
+                self._listener.changed()
             case "credit_reclaim":
                 self._share = message.credit_reclaim.share_tokens
                 self._return_credit(message.credit_reclaim.tokens)
@@ -164,13 +233,32 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
             case "alone_step":
                 self._deliver(message.alone_step.attempt_id, message.alone_step)
             case "heartbeat":
-                self._load = message.heartbeat
-                self._check_progress(message.heartbeat.is_wedged)
+                self._report(message.heartbeat)
+            case "cache_changes":
+                self._listener.cached(self, message.cache_changes)
             case other:
                 raise PeerLost(f"{self.name} sent {other or 'an unknown message'} in mid-session")
 
+    def _report(self, load: prefill_service_pb2.PrefillWorkerHeartbeat) -> None:
+        self._load = load
+        self._check_progress(load.is_wedged)
+        used, before = self._capacity.num_blocks - load.num_free_blocks, self._num_foreign_blocks
+        self._num_foreign_blocks = max(0, used - self._backlog.num_blocks)
+        if self._num_foreign_blocks < before:
+            self._listener.changed()
+        self.num_foreign_tokens = max(0, load.num_backlog_tokens - self._backlog.num_tokens)
+
+    def _cost(self, num_tokens: int, seniority: float) -> int:
+        """Credit a prompt costs: its tokens, or all that this session may spend on one if that is less."""
+        return min(max(1, num_tokens), self._share - self._kept(seniority))
+
+    def _kept(self, seniority: float) -> int:
+        """Credit that shorter prompts find however many long ones there are: none may wait behind those."""
+        return int(seniority * KEPT_SHARE * self._share)
+
     def _lose(self) -> None:
         self.credit = 0
+        self._backlog = PrefillBacklog()
         self._costs.clear()
         self._pairs.clear()
         self._untold.clear()
@@ -183,12 +271,12 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
             return
         self._untold.discard(status.incarnation)
         pair.transport, pair.reason = status.transport, status.failure.message or status.note
-        self._on_change()
+        self._listener.changed()
 
     def _settle(self, attempt_id: bytes) -> None:
         """The attempt's cost is the worker's again; fewer tokens in all may make a long prompt fit."""
         if self._costs.pop(attempt_id, 0):
-            self._on_change()
+            self._listener.changed()
 
     def _return_credit(self, tokens: int) -> None:
         returned = min(tokens, self.credit)
@@ -196,3 +284,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         self.send(
             PrefillServiceSessionRequest(credit_return=prefill_service_pb2.CreditReturn(tokens=returned))
         )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

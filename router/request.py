@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,10 @@ from baton.sampling import Grammar, SamplingParams
 from baton.v1 import common_pb2
 from baton.v1.inference_service_pb2 import GenerateRequest, PartialAnswer
 from router.answer_text import TextOptions
+from router.config import RouterConfig
 from router.grammars import GrammarCheck
 from router.stops import StopAutomaton
+from router.tenants import Tenant
 from router.text import Text
 
 MAX_REQUEST_ID_CHARS = 128
@@ -35,7 +38,11 @@ class GenerationRequest:
     arrived_at: loop time of its arrival, in seconds.
     traceparent: W3C header of the caller's span, or "".
     sample_index: which of the answers this is; part of the key of the random numbers.
-    cache_salt: key of the prefix keys.
+    cache_salt: key of the prefix keys: the tenant's own.
+    tenant: name of whose it is; "" where nobody is told apart.
+    weight: the tenant's share in fair queueing.
+    priority: who goes first; never unspecified.
+    ttft_objective_ms: longest wait for the first token that the client names, or None.
     num_delivered_chars: length of the text that the client has of it, in code points.
     """
 
@@ -49,7 +56,17 @@ class GenerationRequest:
     finish_reason: common_pb2.FinishReason.ValueType = common_pb2.FINISH_REASON_UNSPECIFIED
     sample_index: int = 0
     cache_salt: bytes = b""
+    tenant: str = ""
+    weight: float = 1.0
+    priority: common_pb2.Priority.ValueType = common_pb2.PRIORITY_NORMAL
+    ttft_objective_ms: float | None = None
     num_delivered_chars: int = 0
+
+    def objective_ms(self, config: RouterConfig) -> float:
+        """Longest wait for the first token: the client's own, or the one for a prompt of that length."""
+        if self.ttft_objective_ms is not None:
+            return self.ttft_objective_ms
+        return config.ttft_base_ms + config.ttft_per_token_ms * len(self.prompt_token_ids)
 
     def sequence(self, output_token_ids: list[int], *, now: float, traceparent: str) -> common_pb2.Sequence:
         """The request as workers see it at loop time `now`, with the tokens generated so far."""
@@ -97,7 +114,6 @@ class RequestReader:
     default_max_tokens: for requests that name none.
     rng: source of seeds and request ids.
     grammars: checks those of requests.
-    identity: of the tenant whose requests these are; cached KV is shared inside it only.
     """
 
     def __init__(
@@ -110,7 +126,6 @@ class RequestReader:
         default_max_tokens: int,
         rng: random.Random,
         grammars: GrammarCheck,
-        identity: str = "",
     ) -> None:
         self._model = model
         self._text = text
@@ -119,18 +134,22 @@ class RequestReader:
         self._default_max_tokens = default_max_tokens
         self._rng = rng
         self._grammars = grammars
-        self._cache_salt = tenant_salt(identity)
 
     async def read(
         self,
         proto: GenerateRequest,
         *,
+        tenant: Tenant,
         arrived_at: float,
         deadline_at: float | None,
         traceparent: str,
     ) -> PromptRequest:
-        """The validated request; raises InvalidRequest or UnknownModel, naming the field."""
+        """The validated request; raises InvalidRequest or UnknownModel, naming the field.
+
+        tenant: whose it is; cached KV is shared inside a tenant only.
+        """
         self._check_names(proto)
+        priority, ttft_objective_ms = tenant.priority(proto.priority), _ttft_objective_ms(proto)
         text = _text_options(proto)
         prompt_token_ids = await self._prompt(proto)
         params = self._params(proto, len(prompt_token_ids))
@@ -144,7 +163,11 @@ class RequestReader:
             deadline_at=deadline_at,
             arrived_at=arrived_at,
             traceparent=traceparent,
-            cache_salt=self._cache_salt,
+            cache_salt=tenant_salt(tenant.name),
+            tenant=tenant.name,
+            weight=tenant.weight,
+            priority=priority,
+            ttft_objective_ms=ttft_objective_ms,
         )
         return PromptRequest(answers=await self._checked(self._answers(proto, first)), text=text)
 
@@ -274,6 +297,18 @@ class RequestReader:
         if len(output_token_ids) == params.max_tokens:
             return common_pb2.FINISH_REASON_LENGTH
         return common_pb2.FINISH_REASON_UNSPECIFIED
+
+
+def _ttft_objective_ms(proto: GenerateRequest) -> float | None:
+    if not proto.HasField("ttft_objective_ms"):
+        return None
+    objective_ms = proto.ttft_objective_ms
+    if not 0 < objective_ms < math.inf:
+        raise InvalidRequest(
+            f"ttft_objective_ms is {objective_ms:g}; it must be a number of milliseconds above 0",
+            field="ttft_objective_ms",
+        )
+    return objective_ms
 
 
 def _text_options(proto: GenerateRequest) -> TextOptions:

@@ -16,17 +16,18 @@ from baton.telemetry import ROOT_SPAN, Span, start_span
 from baton.v1 import common_pb2, inference_service_pb2
 from baton.v1.inference_service_pb2 import GenerateRequest, GenerateResponse
 from baton.v1.inference_service_pb2_grpc import InferenceServiceServicer
+from baton.v1.route_explain_pb2 import RouteExplain
 from router.answer import Answer, Write
 from router.answer_text import AnswerText
-from router.buckets import BucketQueue
-from router.config import RouterConfig
+from router.core import RouterCore
 from router.decode_link import DecodeLink
-from router.dispatcher import Dispatcher, Ticket
 from router.fanout import Fanout
-from router.fleet import Fleet
 from router.generation import Generation
 from router.grammars import GrammarCheck
+from router.prompt_keys import PromptKeys
+from router.rate_limits import RateLimits
 from router.request import GenerationRequest, PromptRequest, RequestReader
+from router.tenants import Tenant, Tenants
 from router.text import Text
 from router.timeline import Timeline
 from router.token_stream import TokenStream
@@ -40,26 +41,28 @@ class InferenceServicer(InferenceServiceServicer):
 
     Every answer is one Generation; `num_requests` counts the requests in flight, one for all the
     answers to a prompt.
+
+    core: what serves them.  tenants, limits: whose requests are taken, and how many; by default all are.
     """
 
     def __init__(
         self,
         *,
-        config: RouterConfig,
+        core: RouterCore,
         model: ModelDir,
         text: Text,
         grammars: GrammarCheck,
-        queue: BucketQueue[Ticket],
-        dispatcher: Dispatcher,
-        fleet: Fleet,
         rng: random.Random,
+        tenants: Tenants | None = None,
+        limits: RateLimits | None = None,
     ) -> None:
         self.num_requests = 0
+        config = core.config
+        self._core = core
         self._config = config
         self._model = model
-        self._queue = queue
-        self._dispatcher = dispatcher
-        self._fleet = fleet
+        self._tenants = tenants or Tenants({})
+        self._limits = limits or RateLimits((), 0)
         self._rng = rng
         self._text = text
         self._reader = RequestReader(
@@ -81,15 +84,18 @@ class InferenceServicer(InferenceServiceServicer):
         span = start_span(ROOT_SPAN, parent=_traceparent(context))
         self.num_requests += 1
         try:
+            tenant = self._tenants.of(context.invocation_metadata())
             remaining_s = context.time_remaining()
             validated = await self._reader.read(
                 request,
+                tenant=tenant,
                 arrived_at=arrived_at,
                 deadline_at=None if remaining_s is None else arrived_at + remaining_s,
                 traceparent=span.traceparent,
             )
             span.set(**{"baton.request_id": validated.first.request_id})
-            await self._answer(validated, span, context)
+            self._limits.take(tenant, arrived_at, len(validated.first.prompt_token_ids))
+            await self._answer(validated, tenant, span, context)
         except BatonError as error:
             span.fail(error)
             raise
@@ -109,7 +115,7 @@ class InferenceServicer(InferenceServiceServicer):
         )
         return inference_service_pb2.ListModelsResponse(models=[model])
 
-    async def _answer(self, request: PromptRequest, span: Span, context: Context) -> None:
+    async def _answer(self, request: PromptRequest, tenant: Tenant, span: Span, context: Context) -> None:
         # The answers share one stream to the client, which takes one message at a time.
         turn = asyncio.Lock()
 
@@ -130,7 +136,12 @@ class InferenceServicer(InferenceServiceServicer):
             answers.append(self._one(request, index, beside, span, write))
             return answers[-1]
 
-        await Fanout(len(request.answers), make).run()
+        try:
+            await Fanout(len(request.answers), make).run()
+        finally:
+            self._core.explanations.end(first.request_id)
+            num_generated = sum(answer.timeline.num_tokens for answer in answers)
+            self._limits.charge(tenant, asyncio.get_running_loop().time(), num_generated)
         await write(GenerateResponse(summary=self._summary(first, answers)))
 
     def _one(
@@ -139,13 +150,13 @@ class InferenceServicer(InferenceServiceServicer):
         """One of the answers, ready to run."""
         request, text = self._replayed(prompt, index)
         stream = TokenStream(len(request.output_token_ids))
-        bucket = self._queue.labels[self._queue.bucket(len(request.prompt_token_ids))]
-        timeline = Timeline(request.arrived_at, bucket)
+        timeline = self._timeline(request)
         generation = Generation(
             request,
             config=self._config,
-            dispatcher=self._dispatcher,
-            fleet=self._fleet,
+            dispatcher=self._core.dispatcher,
+            fleet=self._core.fleet,
+            outlook=self._core.outlook,
             limits=self._model.limits,
             stream=stream,
             timeline=timeline,
@@ -154,6 +165,37 @@ class InferenceServicer(InferenceServiceServicer):
             beside=beside,
         )
         return Answer(generation, stream, timeline, text, write)
+
+    def _timeline(self, request: GenerationRequest) -> Timeline:
+        explain = RouteExplain(
+            request_id=request.request_id,
+            sample_index=request.sample_index,
+            router=self._config.name,
+            tenant=request.tenant,
+            priority=request.priority,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            ttft_objective_ms=request.objective_ms(self._config),
+        )
+        log = self._core.log
+        number = self._logged(request) if log.is_on else 0
+        timeline = Timeline(request.arrived_at, explain, log, number)
+        self._core.explanations.begin(request.request_id).append(timeline)
+        return timeline
+
+    def _logged(self, request: GenerationRequest) -> int:
+        """The request's number in the log of decisions."""
+        keys = PromptKeys(request.prompt_token_ids, request.cache_salt)
+        sizes = {link.block_size for link in self._core.fleet.links if link.is_ready}
+        return self._core.log.request(
+            request.arrived_at,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=request.params.max_tokens,
+            tenant=request.tenant,
+            priority=request.priority,
+            weight=request.weight,
+            ttft_objective_ms=request.objective_ms(self._config),
+            prefix={size: keys.all(size) for size in sizes},
+        )
 
     def _replayed(self, prompt: PromptRequest, index: int) -> tuple[GenerationRequest, AnswerText]:
         """The request for one answer, and its text up to where the client has it."""
@@ -192,6 +234,7 @@ class InferenceServicer(InferenceServiceServicer):
             seed=request.params.seed,
             timings=timings,
             num_cached_tokens=min(num_prompt_tokens, answers[0].timeline.num_cached_tokens),
+            explain=answers[0].timeline.report(),
         )
 
 

@@ -1,25 +1,51 @@
-"""When things happened to one request, and the Timings message made of it."""
+"""When things happened to one answer, and why it went where it did: for Timings and RouteExplain."""
 
 from __future__ import annotations
 
 import asyncio
 
-from baton.v1 import inference_service_pb2, prefill_service_pb2
+from baton.errors import BatonError
+from baton.v1 import common_pb2, decode_service_pb2, inference_service_pb2, prefill_service_pb2
+from baton.v1.route_explain_pb2 import AttemptExplain, RouteExplain
+from baton.v1.route_explain_pb2 import Candidate as CandidateProto
+from router.decision_log import DecisionLog
+from router.decode_link import DecodeLink
+from router.places import Candidate, Decision
+from router.prefill_link import PrefillLink
+
+# Of an answer that is tried again and again, the last ones are kept.
+MAX_ATTEMPTS = 32
 
 
 class Timeline:
-    """Stamps of one request in loop seconds.
+    """Stamps of one answer.
 
-    A later attempt overwrites an earlier one's, except for the queue's share of a TTFT that is over.
+    A later attempt's times overwrite an earlier one's in Timings, except for the queue's share of a TTFT
+    that is over; RouteExplain has them all.
+
+    explain: what is known of the answer's way so far; filled further.
+    log: where it is recorded, under this number.
     """
 
-    def __init__(self, arrived_at: float, bucket: str) -> None:
+    def __init__(
+        self,
+        arrived_at: float,
+        explain: RouteExplain | None = None,
+        log: DecisionLog | None = None,
+        number: int = 0,
+    ) -> None:
         self.num_attempts = 1
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.explain = explain or RouteExplain()
+        self._log = log
+        self._number = number
         self._arrived_at = arrived_at
-        self._timings = inference_service_pb2.Timings(bucket=bucket)
-        self._dispatched_at: float | None = None
+        self._timings = inference_service_pb2.Timings()
+        self._attempt = AttemptExplain()
+        self._num_tried = 0
+        self._is_dispatched = False
+        self._best_other_ms: float | None = None
         self._first_token_at: float | None = None
         self._last_token_at: float | None = None
         self._num_tokens = 0
@@ -27,47 +53,179 @@ class Timeline:
     @property
     def was_dispatched(self) -> bool:
         """Whether an attempt ever left the queue."""
-        return self._dispatched_at is not None
+        return self._is_dispatched
+
+    @property
+    def had_choice(self) -> bool:
+        """Whether there was another place for the latest attempt."""
+        return self._best_other_ms is not None
+
+    @property
+    def placement(self) -> str:
+        """Who computed the prompt: "local", the decode worker, or "remote"."""
+        is_local = self._timings.prefill_worker == self._timings.decode_worker
+        return "local" if is_local else "remote"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that workers have generated."""
+        return self._num_tokens
+
+    @property
+    def itl_ms(self) -> float:
+        """Mean gap between tokens after the first, in milliseconds; 0 before there is one."""
+        if self._num_tokens < 2 or self._first_token_at is None or self._last_token_at is None:
+            return 0.0
+        return 1000 * (self._last_token_at - self._first_token_at) / (self._num_tokens - 1)
+
+    def attempt_begins(self) -> None:
+        """An attempt joins the queue."""
+        if len(self.explain.attempts) == MAX_ATTEMPTS:
+            del self.explain.attempts[0]
+        self._num_tried += 1
+        self._attempt = self.explain.attempts.add(number=self._num_tried, queued_at_ms=self._now_ms())
+
+    def queued(self, bucket: str, num_uncached_tokens: int, expected_output_tokens: int) -> None:
+        """The attempt waits in a length bucket."""
+        self._timings.bucket = self.explain.bucket = bucket
+        self.explain.num_uncached_tokens = num_uncached_tokens
+        self.explain.expected_output_tokens = expected_output_tokens
 
     def dispatched(self, prefill_worker: str, decode_worker: str) -> None:
-        """An attempt got its workers."""
-        self._dispatched_at = asyncio.get_running_loop().time()
+        """The attempt got its workers; the one that computes the prompt may be the decode worker."""
+        self._is_dispatched = True
+        self._attempt.placed_at_ms = self._now_ms()
         self._timings.prefill_worker = prefill_worker
         self._timings.decode_worker = decode_worker
         if self._first_token_at is None:
-            self._timings.queue_ms = 1000 * (self._dispatched_at - self._arrived_at)
+            self._timings.queue_ms = self._attempt.placed_at_ms
+
+    def decided(self, decision: Decision[PrefillLink, DecodeLink]) -> None:
+        """Why it got those."""
+        others = [candidate.ttft_ms for candidate in decision.others]
+        self._best_other_ms = min(others, default=None)
+        self._attempt.num_candidates = decision.num_candidates
+        candidates = [_candidate(decision.chosen, chosen=True), *map(_candidate, decision.others)]
+        candidates += [CandidateProto(decode_worker=name, excluded=why) for name, why in decision.excluded]
+        self._attempt.candidates.extend(candidates)
+        if self._log is not None:
+            self._log.placed(_now(), self._number, attempt=self._num_tried, candidates=candidates)
 
     def reserved(self) -> None:
         """The decode worker granted a lease."""
-        assert self._dispatched_at is not None
-        self._timings.reserve_ms = 1000 * (asyncio.get_running_loop().time() - self._dispatched_at)
+        self._attempt.reserved_at_ms = self._now_ms()
+        self._timings.reserve_ms = self._attempt.reserved_at_ms - self._attempt.placed_at_ms
+
+    def prompt_computed(self, event: decode_service_pb2.PromptComputed) -> None:
+        """The decode worker has computed the prompt itself."""
+        self._prefilled(event.prefill)
 
     def prefill_ended(self, event: prefill_service_pb2.PrefillEnded) -> None:
         """The prefill worker reported its part."""
-        self.num_cached_tokens = event.num_cached_tokens
-        self._timings.prefill_ms = event.prefill_ms
-        self._timings.transfer_ms = event.transfer_ms
-        self._timings.transfer_bytes = event.transfer_bytes
-        self._timings.transfer_tail_ms = event.transfer_tail_ms
+        self._prefilled(event.prefill)
+        for said in (self._timings, self._attempt):
+            said.transfer_ms = event.transfer_ms
+            said.transfer_bytes = event.transfer_bytes
+            said.transfer_tail_ms = event.transfer_tail_ms
+            said.transfer_hidden_share = event.transfer_hidden_share
         self._timings.transfer_times.CopyFrom(event.transfer_times)
-        self._timings.transfer_hidden_share = event.transfer_hidden_share
         if event.HasField("finished"):
             self._timings.decode_worker = ""
 
+    def committed(self) -> None:
+        """The KV is at the decode worker, or will be computed there."""
+        self._attempt.committed_at_ms = self._now_ms()
+
     def tokens_arrived(self, count: int) -> None:
         """New tokens reached the router."""
-        self._last_token_at = asyncio.get_running_loop().time()
-        self._first_token_at = self._first_token_at or self._last_token_at
+        self._last_token_at = _now()
+        attempt = self._attempt
+        if not attempt.HasField("first_token_at_ms"):
+            attempt.first_token_at_ms = self._now_ms()
+        elif not attempt.HasField("decoding_at_ms"):
+            attempt.decoding_at_ms = self._now_ms()
+        if self._first_token_at is None:
+            self._first_token_at = self._last_token_at
+            self._regret(attempt)
         self._num_tokens += count
+
+    def attempt_ended(self, outcome: str, reason: str = "") -> None:
+        """The attempt is over: "OK", "CANCELLED", "PREEMPTED" or an error's code."""
+        self._attempt.outcome, self._attempt.reason = outcome, reason
+        self._attempt.ended_at_ms = self._now_ms()
+
+    def ended(self, error: BaseException | None) -> None:
+        """The answer is over. error: what ended it, or None if it is complete."""
+        if error is None:
+            self.explain.outcome = "OK"
+        else:
+            self.explain.outcome = error.code if isinstance(error, BatonError) else "CANCELLED"
+        self.explain.ended_at_ms = self._now_ms()
+        if self._log is not None:
+            self._record(self._log)
+
+    def report(self) -> RouteExplain:
+        """The answer's way up to now. The message is the timeline's own, and not to be changed."""
+        is_over = self.explain.HasField("ended_at_ms")
+        self.explain.reported_at_ms = self.explain.ended_at_ms if is_over else self._now_ms()
+        return self.explain
 
     def timings(self) -> inference_service_pb2.Timings:
         """The summary, up to now."""
         if self._first_token_at is not None and self._last_token_at is not None:
             self._timings.ttft_ms = 1000 * (self._first_token_at - self._arrived_at)
             self._timings.total_ms = 1000 * (self._last_token_at - self._arrived_at)
-            if self._num_tokens > 1:
-                gap_s = (self._last_token_at - self._first_token_at) / (self._num_tokens - 1)
-                self._timings.itl_ms = 1000 * gap_s
+            self._timings.itl_ms = self.itl_ms
         self._timings.num_attempts = self.num_attempts
         self._timings.num_preemptions = self.num_preemptions
         return self._timings
+
+    def _prefilled(self, times: common_pb2.PrefillTimes) -> None:
+        self.num_cached_tokens = times.num_cached_tokens
+        self._timings.prefill_ms = times.total_ms
+        self._attempt.prefill.CopyFrom(times)
+
+    def _regret(self, attempt: AttemptExplain) -> None:
+        self.explain.first_token_at_ms = attempt.first_token_at_ms
+        if self._best_other_ms is not None:
+            measured_ms = attempt.first_token_at_ms - attempt.placed_at_ms
+            self.explain.regret_ms = max(0.0, measured_ms - self._best_other_ms)
+
+    def _record(self, log: DecisionLog) -> None:
+        attempt, has_token = self._attempt, self.explain.HasField("first_token_at_ms")
+        log.ended(
+            _now(),
+            self._number,
+            outcome=self.explain.outcome,
+            num_output_tokens=self._num_tokens,
+            ttft_ms=self.explain.first_token_at_ms if has_token else None,
+            itl_ms=self.itl_ms,
+            prefill_worker=self._timings.prefill_worker,
+            decode_worker=self._timings.decode_worker,
+            prefill=attempt.prefill if attempt.HasField("prefill") else None,
+            transfer_tail_ms=attempt.transfer_tail_ms,
+            num_attempts=self.num_attempts,
+        )
+
+    def _now_ms(self) -> float:
+        return 1000 * (_now() - self._arrived_at)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _candidate(candidate: Candidate[PrefillLink, DecodeLink], *, chosen: bool = False) -> CandidateProto:
+    computes = candidate.prefill or candidate.decode
+    return CandidateProto(
+        prefill_worker=computes.name,
+        decode_worker=candidate.decode.name,
+        num_cached_tokens=candidate.num_cached_tokens,
+        num_held_tokens=candidate.num_held_tokens,
+        wait_ms=candidate.wait_ms,
+        prefill_ms=candidate.prefill_ms,
+        transfer_ms=candidate.transfer_ms,
+        itl_ms=candidate.itl_ms,
+        score_ms=candidate.score_ms,
+        chosen=chosen,
+    )

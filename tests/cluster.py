@@ -35,7 +35,12 @@ torch.set_num_threads(1)
 
 
 def make_engine(
-    num_blocks: int = 64, *, block_size: int = 4, layout: str = "HND", dtype: torch.dtype = torch.float32
+    num_blocks: int = 64,
+    *,
+    block_size: int = 4,
+    layout: str = "HND",
+    dtype: torch.dtype = torch.float32,
+    prefix_cache: bool = True,
 ) -> Engine:
     """A tiny real cache, pool and scheduler behind a GatedRunner."""
     shape = CacheShape(
@@ -48,7 +53,7 @@ def make_engine(
         layout=layout,
     )
     cache = KVCache(shape)
-    pool = BlockPool(num_blocks, block_size)
+    pool = BlockPool(num_blocks, block_size, prefix_cache=prefix_cache)
     config = EngineConfig(block_size=block_size, max_batch_tokens=64, chunk_tokens=16, max_running=32)
     scheduler = Scheduler(pool, LIMITS, config=config, eos_token_ids=())
     runner: Any = GatedRunner(cache)

@@ -36,20 +36,27 @@ class PlayedRouter:
         self.serving = serving
         self._down = down
         self._incoming = aiter(session)
+        # What any() met on its way.
+        self.cache_changes: list[common_pb2.CacheChanges] = []
 
     def send(self, **message: Any) -> None:
         self.session.send(self._down(**message))
 
     async def any(self) -> Any:
-        """The next message, heartbeats left out."""
+        """The next message, heartbeats left out, and what the prefix cache holds."""
         async with asyncio.timeout(GUARD_S):
             while True:
                 message = await anext(self._incoming)
-                if message.WhichOneof("message") != "heartbeat":
-                    return message
+                match message.WhichOneof("message"):
+                    case "heartbeat":
+                        pass
+                    case "cache_changes":
+                        self.cache_changes.append(message.cache_changes)
+                    case _:
+                        return message
 
     async def next(self, kind: str) -> Any:
-        """The next message, heartbeats left out, which must be of that kind."""
+        """The next message as by any(), which must be of that kind."""
         message = await self.any()
         assert message.WhichOneof("message") == kind, message
         return getattr(message, kind)
@@ -58,8 +65,11 @@ class PlayedRouter:
         async with asyncio.timeout(GUARD_S):
             while True:
                 message = await anext(self._incoming)
-                if message.WhichOneof("message") == "heartbeat":
-                    return message.heartbeat
+                match message.WhichOneof("message"):
+                    case "heartbeat":
+                        return message.heartbeat
+                    case "cache_changes":
+                        self.cache_changes.append(message.cache_changes)
 
     async def leave(self) -> None:
         self.session.cut()

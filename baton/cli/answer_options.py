@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from baton.sampling import Grammar
 
 _CONSTRAINTS = "Constraints"
+_SERVICE = "Service"
 
 Penalty = Annotated[float | None, typer.Option(help="Against tokens that the answer has, -2 to 2.")]
 FrequencyPenalty = Annotated[float | None, typer.Option(help="The same, once per occurrence.")]
@@ -56,6 +57,24 @@ Lark = Annotated[
 Choice = Annotated[
     list[str] | None,
     typer.Option(help="Text that the answer may be; several times.", rich_help_panel=_CONSTRAINTS),
+]
+
+Priority = Annotated[
+    Literal["low", "normal", "high"] | None,
+    typer.Option(
+        help="Who goes first.",
+        show_default="normal",
+        rich_help_panel=_SERVICE,
+    ),
+]
+TtftObjective = Annotated[
+    float | None,
+    typer.Option(
+        "--ttft-objective-ms",
+        help="Longest wait for the first token; where it cannot be met, the request is refused.",
+        show_default="the router's",
+        rich_help_panel=_SERVICE,
+    ),
 ]
 
 

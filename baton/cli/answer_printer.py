@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import shlex
 import sys
 
 from baton.answer import Summary, Timings
@@ -73,12 +74,13 @@ async def print_json(generation: Generation) -> None:
 
 
 def describe(summary: Summary) -> str:
-    """Two lines for people: how the generation ended, and where the time went."""
+    """Three lines for people: how the generation ended, where the time went, and how to see more of that."""
     reasons = ", ".join(choice.finish_reason for choice in summary.choices)
     return (
         f"{summary.num_prompt_tokens} prompt tokens ({summary.num_cached_tokens} cached), "
         f"{summary.num_output_tokens} generated, {reasons}, seed {summary.seed}\n"
-        f"{_where_time_went(summary.timings)}"
+        f"{_where_time_went(summary.timings)}\n"
+        f"more: baton explain {shlex.quote(summary.request_id)}"
     )
 
 

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from baton.cli.answer_printer import describe, end_broken_line
-from baton.cli.options import CONNECT_S, DEFAULT_ADDRESS, Address, Seed, TlsCa, TopP, Verbose
+from baton.cli.options import (
+    CONNECT_S,
+    DEFAULT_ADDRESS,
+    Address,
+    InsecureKey,
+    Seed,
+    TlsCa,
+    TopP,
+    Verbose,
+    api_key,
+)
 from baton.cli.text_input import open_stdout, read_text
 from baton.errors import BatonError
 from baton.sync_client import Client
@@ -25,6 +35,7 @@ def chat(
     ] = None,
     address: Address = DEFAULT_ADDRESS,
     tls_ca: TlsCa = None,
+    insecure_key: InsecureKey = False,
     system: Annotated[str | None, typer.Option(help="System message.", show_default="the model's")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of one answer.")] = 256,
     temperature: Annotated[
@@ -46,7 +57,9 @@ def chat(
         )
     open_stdout()
     options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    with Client.connect(address, timeout_s=CONNECT_S, tls_ca=tls_ca) as client:
+    with Client.connect(
+        address, timeout_s=CONNECT_S, tls_ca=tls_ca, api_key=api_key(), insecure_key=insecure_key
+    ) as client:
         conversation = Conversation(client, options, system=read.get("--system"), verbose=verbose)
         if message is not None:
             conversation.say(read["MESSAGE"])

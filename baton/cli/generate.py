@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +14,7 @@ from baton.cli.options import (
     DEFAULT_ADDRESS,
     Address,
     AsJson,
+    InsecureKey,
     MaxTokens,
     MinP,
     Seed,
@@ -23,11 +23,12 @@ from baton.cli.options import (
     TopK,
     TopP,
     Verbose,
+    api_key,
 )
 from baton.cli.text_input import open_stdout, read_text
 from baton.client import AsyncClient
 
-_NOT_OF_THE_REQUEST = ("address", "tls_ca", "as_json", "verbose")
+_NOT_OF_THE_REQUEST = ("address", "tls_ca", "insecure_key", "as_json", "verbose")
 _ONLY_IN_JSON = {
     "logprobs": "--logprobs",
     "top_logprobs": "--top-logprobs",
@@ -41,6 +42,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help='The text to continue; "-" reads standard input.')],
     address: Address = DEFAULT_ADDRESS,
     tls_ca: TlsCa = None,
+    insecure_key: InsecureKey = False,
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="The prompt is token ids, separated by commas or spaces.")
     ] = False,
@@ -72,6 +74,8 @@ def generate(
     logprobs: answer.Logprobs = False,
     top_logprobs: answer.TopLogprobs = None,
     prompt_logprobs: answer.PromptLogprobs = None,
+    priority: answer.Priority = None,
+    ttft_objective_ms: answer.TtftObjective = None,
     timeout_s: Timeout = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -83,7 +87,8 @@ def generate(
     # Each option has the name of the request's field, but for a few that _request() translates.
     given = _request(dict(locals()))
     open_stdout()
-    asyncio.run(_generate(address, tls_ca, given, as_json=as_json, verbose=verbose))
+    connection = {"target": address, "tls_ca": tls_ca, "api_key": api_key(), "insecure_key": insecure_key}
+    asyncio.run(_generate(connection, given, as_json=as_json, verbose=verbose))
 
 
 def _request(given: dict[str, Any]) -> dict[str, Any]:
@@ -111,9 +116,9 @@ def _refuse_unseen(given: dict[str, Any]) -> None:
 
 
 async def _generate(
-    address: str, tls_ca: Path | None, given: dict[str, Any], *, as_json: bool, verbose: bool
+    connection: dict[str, Any], given: dict[str, Any], *, as_json: bool, verbose: bool
 ) -> None:
-    async with await AsyncClient.connect(address, timeout_s=CONNECT_S, tls_ca=tls_ca) as client:
+    async with await AsyncClient.connect(**connection, timeout_s=CONNECT_S) as client:
         generation = client.generate(**given)
         if as_json:
             await print_json(generation)

@@ -15,15 +15,20 @@ import typer
 
 from baton.cli.chat import chat
 from baton.cli.demo import demo
+from baton.cli.explain import explain
 from baton.cli.generate import generate
 from baton.cli.pull import pull
 from baton.cli.status import status
+from baton.cli.tenants import tenants
 from baton.cli.up import up
-from baton.errors import BatonError, ConfigError, InvalidRequest, Unavailable
+from baton.errors import BatonError, ConfigError, InvalidRequest, Unauthenticated, Unavailable
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
+
+# What nobody but the one who typed the command can mend.
+_FOR_THE_USER = InvalidRequest | ConfigError | Unauthenticated
 
 _DISTRIBUTION = "baton-serve"
 
@@ -40,8 +45,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (pull, up, status, generate, chat, demo):
+for _command in (pull, up, status, explain, generate, chat, demo):
     app.command()(_command)
+app.add_typer(tenants, name="tenants")
 
 
 def _print_version(wanted: bool) -> None:
@@ -76,7 +82,7 @@ def exit_code(error: BatonError) -> int:
     """Exit code of an error: who has to act, the user, the network or us."""
     if isinstance(error, Unavailable):
         return EXIT_UNREACHABLE
-    return EXIT_USAGE if isinstance(error, InvalidRequest | ConfigError) else EXIT_FAILED
+    return EXIT_USAGE if isinstance(error, _FOR_THE_USER) else EXIT_FAILED
 
 
 def main() -> None:

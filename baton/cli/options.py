@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,9 @@ TlsCa = Annotated[
     Path | None,
     typer.Option("--tls-ca", envvar="BATON_TLS_CA", help="PEM file: who signed the router's certificate."),
 ]
+InsecureKey = Annotated[
+    bool, typer.Option("--insecure-key", help="Send BATON_API_KEY over plain text to another machine.")
+]
 TlsCert = Annotated[
     Path | None,
     typer.Option("--tls-cert", envvar="BATON_TLS_CERT", help="PEM file: a certificate of the cluster."),
@@ -52,3 +56,8 @@ TlsServerName = Annotated[
 CONNECT_S = 5.0
 DEFAULT_ADDRESS = DEFAULT_TARGET
 DEFAULT_ADMIN = DEFAULT_ADMIN_ADDRESS
+
+
+def api_key() -> str | None:
+    """The key that says who is calling. From BATON_API_KEY only: others can read a command's arguments."""
+    return os.environ.get("BATON_API_KEY") or None

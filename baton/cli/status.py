@@ -55,6 +55,9 @@ def status(
     for line in pair_lines(found):
         console.print(line, soft_wrap=True)
     _print_whole(console, _buckets_table(found))
+    console.print()
+    for line in routing_lines(found.routing):
+        console.print(line, soft_wrap=True)
     if found.dashboard_url:
         console.print(f"\nRay dashboard: {found.dashboard_url}")
 
@@ -66,7 +69,7 @@ def as_dict(found: admin_service_pb2.GetClusterStatusResponse) -> dict[str, Any]
         for worker in found.workers
     ]
     buckets = [_fields(bucket) for bucket in found.buckets]
-    return {**_fields(found), "workers": workers, "buckets": buckets}
+    return {**_fields(found), "workers": workers, "buckets": buckets, "routing": _fields(found.routing)}
 
 
 def role_name(role: common_pb2.Role.ValueType) -> str:
@@ -107,6 +110,23 @@ def pair_lines(found: admin_service_pb2.GetClusterStatusResponse) -> Iterator[st
         for pair in worker.pairs:
             reason = f" ({pair.reason})" if pair.reason else ""
             yield f"{worker.name} -> {pair.worker}: {pair.transport or 'no KV'}{reason}"
+
+
+def routing_lines(routing: admin_service_pb2.RoutingStatus) -> Iterator[str]:
+    """How requests are placed, and how far off the router's predictions are."""
+    yield (
+        f"placement {routing.placement}: {routing.num_remote} prompts computed by prefill workers, "
+        f"{routing.num_local} by decode workers, mean regret {routing.mean_regret_ms:.1f} ms"
+    )
+    yield (
+        f"90 % of predictions are within {100 * routing.prefill_error_p90:.0f} % of prefill, "
+        f"{100 * routing.step_error_p90:.0f} % of decode steps, {100 * routing.transfer_error_p90:.0f} % of "
+        "what remains of transfers"
+    )
+    yield (
+        f"{routing.num_prefix_keys} cached blocks indexed, {routing.num_shed} requests shed, 9 of 10 answers "
+        f"have at most {routing.expected_output_tokens} tokens"
+    )
 
 
 def _print_whole(console: Console, table: Table) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 
 # One alias per option keeps the command itself on one screen.
-Prefill = Annotated[int | None, typer.Option(help="Prefill workers.", show_default="1")]
+Prefill = Annotated[int | None, typer.Option(help="Prefill workers.", show_default="1, or 0 where colocated")]
 Decode = Annotated[int | None, typer.Option(help="Decode workers.", show_default="1")]
 Model = Annotated[
     str | None, typer.Option(help="A pulled model or a folder.", show_default="smollm2-135m-instruct")
@@ -40,6 +40,10 @@ KvCacheBytes = Annotated[
     typer.Option(
         help="KV cache of each worker, in bytes.", show_default="10 % of the free memory // all workers"
     ),
+]
+Placement = Annotated[
+    str | None,
+    typer.Option(help="Who computes prompts: auto, disaggregated or colocated.", show_default="auto"),
 ]
 KvTransport = Annotated[
     str | None, typer.Option(help="How KV travels: auto, shm, nixl or grpc.", show_default="auto")
@@ -81,6 +85,7 @@ def up(
     threads: Threads = None,
     dtype: Dtype = None,
     kv_cache_bytes: KvCacheBytes = None,
+    placement: Placement = None,
     kv_transport: KvTransport = None,
     port: Port = None,
     admin_port: AdminPort = None,

@@ -12,6 +12,7 @@ from baton.errors import ConfigError
 from baton.tls import TlsFiles
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+PLACEMENTS = ("auto", "disaggregated", "colocated")
 KV_TRANSPORTS = ("auto", "shm", "nixl", "grpc")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
@@ -23,7 +24,9 @@ class ClusterConfig:
     None leaves a setting to the tables and variables of the roles themselves.
     """
 
-    prefill: int = field(default=1, metadata={"help": "prefill workers to run"})
+    prefill: int | None = field(
+        default=None, metadata={"help": "prefill workers to run; unset: 1, or 0 where colocated"}
+    )
     decode: int = field(default=1, metadata={"help": "decode workers to run"})
     model: str = field(
         default=DEFAULT_MODEL, metadata={"help": "model folder, or the name of a pulled model"}
@@ -39,6 +42,10 @@ class ClusterConfig:
         metadata={
             "help": "share of the free memory for all KV caches together, unless their bytes are given"
         },
+    )
+    placement: str | None = field(
+        default=None,
+        metadata={"help": "auto, disaggregated or colocated: who computes prompts; unset: auto"},
     )
     kv_transport: str | None = field(
         default=None, metadata={"help": "auto, shm, nixl or grpc: how KV travels between workers"}
@@ -72,8 +79,13 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         TlsFiles.of(self)
-        for name in ("prefill", "decode"):
-            _require_at_least(name, getattr(self, name), 1)
+        if self.placement is not None and self.placement not in PLACEMENTS:
+            raise ConfigError(
+                f"placement is {self.placement!r}; it must be one of {', '.join(PLACEMENTS)}",
+                field="placement",
+            )
+        _require_at_least("prefill", self.num_prefill, 0 if self.placement == "colocated" else 1)
+        _require_at_least("decode", self.decode, 1)
         for name in ("threads", "kv_cache_bytes"):
             if getattr(self, name) is not None:
                 _require_at_least(name, getattr(self, name), 1)
@@ -118,9 +130,16 @@ class ClusterConfig:
         return max(1, usable_cores() // self.num_workers)
 
     @property
+    def num_prefill(self) -> int:
+        """Prefill workers: as set, else one, or none where decode workers compute all prompts."""
+        if self.prefill is not None:
+            return self.prefill
+        return 0 if self.placement == "colocated" else 1
+
+    @property
     def num_workers(self) -> int:
         """Workers that share this machine."""
-        return self.prefill + self.decode
+        return self.num_prefill + self.decode
 
     @property
     def has_local_ray(self) -> bool:
@@ -130,7 +149,7 @@ class ClusterConfig:
     @property
     def worker_names(self) -> frozenset[str]:
         """The workers that must be ready before the cluster is."""
-        prefill = {f"prefill-{index}" for index in range(self.prefill)}
+        prefill = {f"prefill-{index}" for index in range(self.num_prefill)}
         return frozenset(prefill | {f"decode-{index}" for index in range(self.decode)})
 
 

@@ -52,6 +52,8 @@ def router_spec(config: ClusterConfig, places: Places) -> RoleSpec:
         "admin_port": places.admin_port,
         "dashboard_url": places.dashboard_url if config.has_local_ray else "",
     }
+    if config.placement is not None:
+        flags["placement"] = config.placement
     environment = _environment(places, "router")
     return RoleSpec(name=ROUTER, role="router", command=_command("router", flags), environment=environment)
 
@@ -60,7 +62,7 @@ def prefill_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
     """The prefill workers, prefill-0 onwards."""
     return [
         _worker_spec(config, places, role="prefill", name=f"prefill-{index}")
-        for index in range(config.prefill)
+        for index in range(config.num_prefill)
     ]
 
 

@@ -1,11 +1,11 @@
-"""Asks a router how its cluster is: the admin port's one question, and errors in words."""
+"""Asks a router's admin port how its cluster is and where a request went; errors in words."""
 
 from __future__ import annotations
 
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError, Unavailable
+from baton.errors import BatonError, Unavailable, UnknownRequest
 from baton.rpc import OpenChannel, open_channel, translate
 from baton.tls import TLS_SETTINGS
 from baton.v1 import admin_service_pb2
@@ -31,6 +31,33 @@ async def fetch_status(
                 admin_service_pb2.GetClusterStatusRequest(), timeout=timeout_s
             )
         except grpc.aio.AioRpcError as error:
+            raise _explained(error, address) from None
+    return response
+
+
+async def fetch_explain(
+    request_id: str = "",
+    address: str = DEFAULT_ADMIN_ADDRESS,
+    *,
+    timeout_s: float = 5.0,
+    opener: OpenChannel = open_channel,
+) -> admin_service_pb2.GetRouteExplainResponse:
+    """Where a request went, by the router with this admin address.
+
+    request_id: "" means the request that ended last.
+
+    Raises UnknownRequest, with a remedy, for a request the router does not know; else as fetch_status.
+    """
+    async with opener(address) as channel:
+        stub = AdminServiceStub(channel)
+        try:
+            response: admin_service_pb2.GetRouteExplainResponse = await stub.GetRouteExplain(
+                admin_service_pb2.GetRouteExplainRequest(request_id=request_id), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                remedy = "another router may have had it: --address names its admin port"
+                raise UnknownRequest(f"{translate(error).message}; {remedy}", field="request_id") from None
             raise _explained(error, address) from None
     return response
 

@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from baton.v1 import common_pb2 as baton_dot_v1_dot_common__pb2
+from baton.v1 import route_explain_pb2 as baton_dot_v1_dot_route__explain__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61ton/v1/admin_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\x12\n\x10GetLedgerRequest\"\x8f\x02\n\x11GetLedgerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x37\n\x06\x63ounts\x18\x03 \x03(\x0b\x32\'.baton.v1.GetLedgerResponse.CountsEntry\x12\x37\n\x06totals\x18\x04 \x03(\x0b\x32\'.baton.v1.GetLedgerResponse.TotalsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x19\n\x17GetClusterStatusRequest\"\xc5\x02\n\x0cWorkerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x17\n\x0fnum_free_blocks\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x13\n\x0bnum_running\x18\t \x01(\r\x12\x13\n\x0bnum_waiting\x18\n \x01(\r\x12\x15\n\rcredit_tokens\x18\x0b \x01(\x04\x12\x14\n\x0cnum_attempts\x18\x0c \x01(\r\x12\x10\n\x08kv_dtype\x18\r \x01(\t\x12\x0b\n\x03pid\x18\x0e \x01(\r\x12\"\n\x05pairs\x18\x0f \x03(\x0b\x32\x13.baton.v1.PairState\">\n\tPairState\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"f\n\x0c\x42ucketStatus\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x03 \x01(\x04\x12\x16\n\x0enum_dispatched\x18\x04 \x01(\x04\"\xb8\x01\n\x18GetClusterStatusResponse\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\'\n\x07workers\x18\x03 \x03(\x0b\x32\x16.baton.v1.WorkerStatus\x12\'\n\x07\x62uckets\x18\x04 \x03(\x0b\x32\x16.baton.v1.BucketStatus\x12\x14\n\x0cnum_requests\x18\x05 \x01(\r\x12\x15\n\rdashboard_url\x18\x06 \x01(\t2\xaf\x01\n\x0c\x41\x64minService\x12\x44\n\tGetLedger\x12\x1a.baton.v1.GetLedgerRequest\x1a\x1b.baton.v1.GetLedgerResponse\x12Y\n\x10GetClusterStatus\x12!.baton.v1.GetClusterStatusRequest\x1a\".baton.v1.GetClusterStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61ton/v1/admin_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\x1a\x1c\x62\x61ton/v1/route_explain.proto\"\x12\n\x10GetLedgerRequest\"\x8f\x02\n\x11GetLedgerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x37\n\x06\x63ounts\x18\x03 \x03(\x0b\x32\'.baton.v1.GetLedgerResponse.CountsEntry\x12\x37\n\x06totals\x18\x04 \x03(\x0b\x32\'.baton.v1.GetLedgerResponse.TotalsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\",\n\x16GetRouteExplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"B\n\x17GetRouteExplainResponse\x12\'\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x16.baton.v1.RouteExplain\"\x19\n\x17GetClusterStatusRequest\"\xc5\x02\n\x0cWorkerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x17\n\x0fnum_free_blocks\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x13\n\x0bnum_running\x18\t \x01(\r\x12\x13\n\x0bnum_waiting\x18\n \x01(\r\x12\x15\n\rcredit_tokens\x18\x0b \x01(\x04\x12\x14\n\x0cnum_attempts\x18\x0c \x01(\r\x12\x10\n\x08kv_dtype\x18\r \x01(\t\x12\x0b\n\x03pid\x18\x0e \x01(\r\x12\"\n\x05pairs\x18\x0f \x03(\x0b\x32\x13.baton.v1.PairState\">\n\tPairState\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"f\n\x0c\x42ucketStatus\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x03 \x01(\x04\x12\x16\n\x0enum_dispatched\x18\x04 \x01(\x04\"\xfb\x01\n\rRoutingStatus\x12\x11\n\tplacement\x18\x01 \x01(\t\x12\x19\n\x11prefill_error_p90\x18\x02 \x01(\x01\x12\x16\n\x0estep_error_p90\x18\x03 \x01(\x01\x12\x1a\n\x12transfer_error_p90\x18\x04 \x01(\x01\x12\x12\n\nnum_remote\x18\x05 \x01(\x04\x12\x11\n\tnum_local\x18\x06 \x01(\x04\x12\x16\n\x0emean_regret_ms\x18\x07 \x01(\x01\x12\x10\n\x08num_shed\x18\x08 \x01(\x04\x12\x17\n\x0fnum_prefix_keys\x18\t \x01(\x04\x12\x1e\n\x16\x65xpected_output_tokens\x18\n \x01(\r\"\xe2\x01\n\x18GetClusterStatusResponse\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\'\n\x07workers\x18\x03 \x03(\x0b\x32\x16.baton.v1.WorkerStatus\x12\'\n\x07\x62uckets\x18\x04 \x03(\x0b\x32\x16.baton.v1.BucketStatus\x12\x14\n\x0cnum_requests\x18\x05 \x01(\r\x12\x15\n\rdashboard_url\x18\x06 \x01(\t\x12(\n\x07routing\x18\x07 \x01(\x0b\x32\x17.baton.v1.RoutingStatus2\x87\x02\n\x0c\x41\x64minService\x12\x44\n\tGetLedger\x12\x1a.baton.v1.GetLedgerRequest\x1a\x1b.baton.v1.GetLedgerResponse\x12Y\n\x10GetClusterStatus\x12!.baton.v1.GetClusterStatusRequest\x1a\".baton.v1.GetClusterStatusResponse\x12V\n\x0fGetRouteExplain\x12 .baton.v1.GetRouteExplainRequest\x1a!.baton.v1.GetRouteExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,24 +37,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETLEDGERRESPONSE_COUNTSENTRY']._serialized_options = b'8\001'
   _globals['_GETLEDGERRESPONSE_TOTALSENTRY']._loaded_options = None
   _globals['_GETLEDGERRESPONSE_TOTALSENTRY']._serialized_options = b'8\001'
-  _globals['_GETLEDGERREQUEST']._serialized_start=65
-  _globals['_GETLEDGERREQUEST']._serialized_end=83
-  _globals['_GETLEDGERRESPONSE']._serialized_start=86
-  _globals['_GETLEDGERRESPONSE']._serialized_end=357
-  _globals['_GETLEDGERRESPONSE_COUNTSENTRY']._serialized_start=265
-  _globals['_GETLEDGERRESPONSE_COUNTSENTRY']._serialized_end=310
-  _globals['_GETLEDGERRESPONSE_TOTALSENTRY']._serialized_start=312
-  _globals['_GETLEDGERRESPONSE_TOTALSENTRY']._serialized_end=357
-  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_start=359
-  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_end=384
-  _globals['_WORKERSTATUS']._serialized_start=387
-  _globals['_WORKERSTATUS']._serialized_end=712
-  _globals['_PAIRSTATE']._serialized_start=714
-  _globals['_PAIRSTATE']._serialized_end=776
-  _globals['_BUCKETSTATUS']._serialized_start=778
-  _globals['_BUCKETSTATUS']._serialized_end=880
-  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_start=883
-  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_end=1067
-  _globals['_ADMINSERVICE']._serialized_start=1070
-  _globals['_ADMINSERVICE']._serialized_end=1245
+  _globals['_GETLEDGERREQUEST']._serialized_start=95
+  _globals['_GETLEDGERREQUEST']._serialized_end=113
+  _globals['_GETLEDGERRESPONSE']._serialized_start=116
+  _globals['_GETLEDGERRESPONSE']._serialized_end=387
+  _globals['_GETLEDGERRESPONSE_COUNTSENTRY']._serialized_start=295
+  _globals['_GETLEDGERRESPONSE_COUNTSENTRY']._serialized_end=340
+  _globals['_GETLEDGERRESPONSE_TOTALSENTRY']._serialized_start=342
+  _globals['_GETLEDGERRESPONSE_TOTALSENTRY']._serialized_end=387
+  _globals['_GETROUTEEXPLAINREQUEST']._serialized_start=389
+  _globals['_GETROUTEEXPLAINREQUEST']._serialized_end=433
+  _globals['_GETROUTEEXPLAINRESPONSE']._serialized_start=435
+  _globals['_GETROUTEEXPLAINRESPONSE']._serialized_end=501
+  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_start=503
+  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_end=528
+  _globals['_WORKERSTATUS']._serialized_start=531
+  _globals['_WORKERSTATUS']._serialized_end=856
+  _globals['_PAIRSTATE']._serialized_start=858
+  _globals['_PAIRSTATE']._serialized_end=920
+  _globals['_BUCKETSTATUS']._serialized_start=922
+  _globals['_BUCKETSTATUS']._serialized_end=1024
+  _globals['_ROUTINGSTATUS']._serialized_start=1027
+  _globals['_ROUTINGSTATUS']._serialized_end=1278
+  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_start=1281
+  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_end=1507
+  _globals['_ADMINSERVICE']._serialized_start=1510
+  _globals['_ADMINSERVICE']._serialized_end=1773
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ isort:skip_file
 What operators and tests ask of a process. Never on a public port."""
 
 from baton.v1 import common_pb2 as _common_pb2
+from baton.v1 import route_explain_pb2 as _route_explain_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -115,6 +116,52 @@ class GetLedgerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLedgerResponse: _TypeAlias = GetLedgerResponse  # noqa: Y015
+
+@_typing.final
+class GetRouteExplainRequest(_message.Message):
+    """Asks where a request went and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Identifier of the request; empty means the one that ended last."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRouteExplainRequest: _TypeAlias = GetRouteExplainRequest  # noqa: Y015
+
+@_typing.final
+class GetRouteExplainResponse(_message.Message):
+    """Where it went. NOT_FOUND if this router does not know it, or not any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[_route_explain_pb2.RouteExplain]:
+        """One per answer, by index."""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[_route_explain_pb2.RouteExplain] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRouteExplainResponse: _TypeAlias = GetRouteExplainResponse  # noqa: Y015
 
 @_typing.final
 class GetClusterStatusRequest(_message.Message):
@@ -278,6 +325,64 @@ class BucketStatus(_message.Message):
 Global___BucketStatus: _TypeAlias = BucketStatus  # noqa: Y015
 
 @_typing.final
+class RoutingStatus(_message.Message):
+    """How well this router predicts, and what came of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    PREFILL_ERROR_P90_FIELD_NUMBER: _builtins.int
+    STEP_ERROR_P90_FIELD_NUMBER: _builtins.int
+    TRANSFER_ERROR_P90_FIELD_NUMBER: _builtins.int
+    NUM_REMOTE_FIELD_NUMBER: _builtins.int
+    NUM_LOCAL_FIELD_NUMBER: _builtins.int
+    MEAN_REGRET_MS_FIELD_NUMBER: _builtins.int
+    NUM_SHED_FIELD_NUMBER: _builtins.int
+    NUM_PREFIX_KEYS_FIELD_NUMBER: _builtins.int
+    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    placement: _builtins.str
+    """How requests are placed: "auto", "disaggregated" or "colocated"."""
+    prefill_error_p90: _builtins.float
+    """90th percentile of |predicted - measured| / measured over the latest prompts, 0 to 1 or more; 0 before the first."""
+    step_error_p90: _builtins.float
+    """The same of decode steps."""
+    transfer_error_p90: _builtins.float
+    """The same of transfers."""
+    num_remote: _builtins.int
+    """Requests whose prompt a prefill worker computed."""
+    num_local: _builtins.int
+    """Requests whose prompt their decode worker computed."""
+    mean_regret_ms: _builtins.float
+    """Mean of max(0, measured TTFT - predicted TTFT of the best place not taken), in milliseconds."""
+    num_shed: _builtins.int
+    """Requests refused because their objective could not be met, or to make room."""
+    num_prefix_keys: _builtins.int
+    """Keys in the prefix index, over all workers."""
+    expected_output_tokens: _builtins.int
+    """90th percentile of the output lengths seen lately, in tokens."""
+    def __init__(
+        self,
+        *,
+        placement: _builtins.str = ...,
+        prefill_error_p90: _builtins.float = ...,
+        step_error_p90: _builtins.float = ...,
+        transfer_error_p90: _builtins.float = ...,
+        num_remote: _builtins.int = ...,
+        num_local: _builtins.int = ...,
+        mean_regret_ms: _builtins.float = ...,
+        num_shed: _builtins.int = ...,
+        num_prefix_keys: _builtins.int = ...,
+        expected_output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_output_tokens", b"expected_output_tokens", "mean_regret_ms", b"mean_regret_ms", "num_local", b"num_local", "num_prefix_keys", b"num_prefix_keys", "num_remote", b"num_remote", "num_shed", b"num_shed", "placement", b"placement", "prefill_error_p90", b"prefill_error_p90", "step_error_p90", b"step_error_p90", "transfer_error_p90", b"transfer_error_p90"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoutingStatus: _TypeAlias = RoutingStatus  # noqa: Y015
+
+@_typing.final
 class GetClusterStatusResponse(_message.Message):
     """The cluster as one router sees it."""
 
@@ -289,6 +394,7 @@ class GetClusterStatusResponse(_message.Message):
     BUCKETS_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     DASHBOARD_URL_FIELD_NUMBER: _builtins.int
+    ROUTING_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """Name of the router."""
     model: _builtins.str
@@ -305,6 +411,10 @@ class GetClusterStatusResponse(_message.Message):
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketStatus]:
         """Buckets, shortest first."""
 
+    @_builtins.property
+    def routing(self) -> Global___RoutingStatus:
+        """How well it predicts."""
+
     def __init__(
         self,
         *,
@@ -314,10 +424,11 @@ class GetClusterStatusResponse(_message.Message):
         buckets: _abc.Iterable[Global___BucketStatus] | None = ...,
         num_requests: _builtins.int = ...,
         dashboard_url: _builtins.str = ...,
+        routing: Global___RoutingStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "dashboard_url", b"dashboard_url", "model", b"model", "num_requests", b"num_requests", "router", b"router", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "dashboard_url", b"dashboard_url", "model", b"model", "num_requests", b"num_requests", "router", b"router", "routing", b"routing", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,6 +45,11 @@ class AdminServiceStub:
                 request_serializer=baton_dot_v1_dot_admin__service__pb2.GetClusterStatusRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_admin__service__pb2.GetClusterStatusResponse.FromString,
                 _registered_method=True)
+        self.GetRouteExplain = channel.unary_unary(
+                '/baton.v1.AdminService/GetRouteExplain',
+                request_serializer=baton_dot_v1_dot_admin__service__pb2.GetRouteExplainRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_admin__service__pb2.GetRouteExplainResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -65,6 +70,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRouteExplain(self, request, context):
+        """Says where a request's time went: one in flight, or one of the last that ended. Routers only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetClusterStatus,
                     request_deserializer=baton_dot_v1_dot_admin__service__pb2.GetClusterStatusRequest.FromString,
                     response_serializer=baton_dot_v1_dot_admin__service__pb2.GetClusterStatusResponse.SerializeToString,
+            ),
+            'GetRouteExplain': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRouteExplain,
+                    request_deserializer=baton_dot_v1_dot_admin__service__pb2.GetRouteExplainRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_admin__service__pb2.GetRouteExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class AdminService:
             '/baton.v1.AdminService/GetClusterStatus',
             baton_dot_v1_dot_admin__service__pb2.GetClusterStatusRequest.SerializeToString,
             baton_dot_v1_dot_admin__service__pb2.GetClusterStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRouteExplain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.AdminService/GetRouteExplain',
+            baton_dot_v1_dot_admin__service__pb2.GetRouteExplainRequest.SerializeToString,
+            baton_dot_v1_dot_admin__service__pb2.GetRouteExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

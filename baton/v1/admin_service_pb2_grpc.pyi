@@ -37,6 +37,8 @@ class AdminServiceStub:
     """Lists everything this process holds for requests."""
     GetClusterStatus: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetClusterStatusRequest, _admin_service_pb2.GetClusterStatusResponse]
     """Describes the cluster as this router sees it. Routers only."""
+    GetRouteExplain: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetRouteExplainRequest, _admin_service_pb2.GetRouteExplainResponse]
+    """Says where a request's time went: one in flight, or one of the last that ended. Routers only."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -47,6 +49,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Lists everything this process holds for requests."""
     GetClusterStatus: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetClusterStatusRequest, _admin_service_pb2.GetClusterStatusResponse]  # type: ignore[assignment]
     """Describes the cluster as this router sees it. Routers only."""
+    GetRouteExplain: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetRouteExplainRequest, _admin_service_pb2.GetRouteExplainResponse]  # type: ignore[assignment]
+    """Says where a request's time went: one in flight, or one of the last that ended. Routers only."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Operator's view of one process, and at a router of the whole cluster."""
@@ -66,5 +70,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.GetClusterStatusResponse, _abc.Awaitable[_admin_service_pb2.GetClusterStatusResponse]]:
         """Describes the cluster as this router sees it. Routers only."""
+
+    @_abc_1.abstractmethod
+    def GetRouteExplain(
+        self,
+        request: _admin_service_pb2.GetRouteExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.GetRouteExplainResponse, _abc.Awaitable[_admin_service_pb2.GetRouteExplainResponse]]:
+        """Says where a request's time went: one in flight, or one of the last that ended. Routers only."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -39,6 +39,32 @@ ROLE_PREFILL: Role.ValueType  # 2
 ROLE_DECODE: Role.ValueType  # 3
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
+class _Priority:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
+    """The same as normal."""
+    PRIORITY_LOW: _Priority.ValueType  # 1
+    """Work that can wait; the first to be refused."""
+    PRIORITY_NORMAL: _Priority.ValueType  # 2
+    PRIORITY_HIGH: _Priority.ValueType  # 3
+    """Before everybody else, up to the bound on how long anything may wait."""
+
+class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
+    """Who is served first, and shed last, where not everybody can be."""
+
+PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
+"""The same as normal."""
+PRIORITY_LOW: Priority.ValueType  # 1
+"""Work that can wait; the first to be refused."""
+PRIORITY_NORMAL: Priority.ValueType  # 2
+PRIORITY_HIGH: Priority.ValueType  # 3
+"""Before everybody else, up to the bound on how long anything may wait."""
+Global___Priority: _TypeAlias = Priority  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -593,6 +619,78 @@ class AloneStep(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AloneStep: _TypeAlias = AloneStep  # noqa: Y015
+
+@_typing.final
+class CacheChanges(_message.Message):
+    """What changed in a worker's prefix cache since it last said so: the net change, so that no key is in both."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESET_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    reset: _builtins.bool
+    """Forget everything told before; `stored` begins a complete list."""
+    stored: _builtins.bytes
+    """Keys of blocks that can be found now: 16 bytes each, one after the other, parents before children."""
+    removed: _builtins.bytes
+    """Keys of blocks that cannot be found any more, in the same form."""
+    def __init__(
+        self,
+        *,
+        reset: _builtins.bool = ...,
+        stored: _builtins.bytes = ...,
+        removed: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed", b"removed", "reset", b"reset", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheChanges: _TypeAlias = CacheChanges  # noqa: Y015
+
+@_typing.final
+class PrefillTimes(_message.Message):
+    """How a prompt was computed, whichever worker did it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    COMPUTE_MS_FIELD_NUMBER: _builtins.int
+    TOTAL_MS_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    wait_ms: _builtins.float
+    """From arrival of the command to the first step that computed a part of it, in milliseconds."""
+    compute_ms: _builtins.float
+    """Its share of the steps that computed it, in milliseconds: each step's time, divided by tokens."""
+    total_ms: _builtins.float
+    """From arrival of the command to the first token sampled, in milliseconds."""
+    num_steps: _builtins.int
+    """Steps that computed a part of it."""
+    num_computed_tokens: _builtins.int
+    """Tokens computed."""
+    num_cached_tokens: _builtins.int
+    """Leading tokens whose KV the prefix cache had."""
+    def __init__(
+        self,
+        *,
+        wait_ms: _builtins.float = ...,
+        compute_ms: _builtins.float = ...,
+        total_ms: _builtins.float = ...,
+        num_steps: _builtins.int = ...,
+        num_computed_tokens: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "num_steps", b"num_steps", "total_ms", b"total_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillTimes: _TypeAlias = PrefillTimes  # noqa: Y015
 
 @_typing.final
 class TransferTimes(_message.Message):

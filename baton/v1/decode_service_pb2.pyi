@@ -352,6 +352,68 @@ class Preempted(_message.Message):
 Global___Preempted: _TypeAlias = Preempted  # noqa: Y015
 
 @_typing.final
+class PromptComputed(_message.Message):
+    """The prompt of an attempt that this worker computes itself is complete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    attempt_id: _builtins.bytes
+    """Random 128 bits naming the attempt."""
+    @_builtins.property
+    def prefill(self) -> _common_pb2.PrefillTimes:
+        """How it was computed."""
+
+    def __init__(
+        self,
+        *,
+        attempt_id: _builtins.bytes = ...,
+        prefill: _common_pb2.PrefillTimes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "prefill", b"prefill"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptComputed: _TypeAlias = PromptComputed  # noqa: Y015
+
+@_typing.final
+class StepLoad(_message.Message):
+    """What one step computed, for all routers, and how long it took."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    NUM_DECODING_FIELD_NUMBER: _builtins.int
+    NUM_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    duration_ms: _builtins.float
+    """From the start of the step to its end, in milliseconds."""
+    num_decoding: _builtins.int
+    """Requests that got a token they decode."""
+    num_context_tokens: _builtins.int
+    """Tokens in the caches of those."""
+    num_prompt_tokens: _builtins.int
+    """Prompt tokens computed beside them."""
+    def __init__(
+        self,
+        *,
+        duration_ms: _builtins.float = ...,
+        num_decoding: _builtins.int = ...,
+        num_context_tokens: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "num_context_tokens", b"num_context_tokens", "num_decoding", b"num_decoding", "num_prompt_tokens", b"num_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepLoad: _TypeAlias = StepLoad  # noqa: Y015
+
+@_typing.final
 class StepEvents(_message.Message):
     """All tokens of one step for this router."""
 
@@ -359,21 +421,27 @@ class StepEvents(_message.Message):
 
     TOKENS_FIELD_NUMBER: _builtins.int
     NUM_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     num_free_blocks: _builtins.int
     """Blocks that can be reserved after this step."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenEvent]:
         """One entry per request in the step."""
 
+    @_builtins.property
+    def load(self) -> Global___StepLoad:
+        """The step; absent where the tokens were sampled elsewhere."""
+
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[_common_pb2.TokenEvent] | None = ...,
         num_free_blocks: _builtins.int = ...,
+        load: Global___StepLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_free_blocks", b"num_free_blocks", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "num_free_blocks", b"num_free_blocks", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -389,6 +457,8 @@ class DecodeWorkerHeartbeat(_message.Message):
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     NUM_LEASES_FIELD_NUMBER: _builtins.int
     IS_WEDGED_FIELD_NUMBER: _builtins.int
+    NUM_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_BACKLOG_TOKENS_FIELD_NUMBER: _builtins.int
     num_free_blocks: _builtins.int
     """Blocks that can be reserved now."""
     num_running: _builtins.int
@@ -397,6 +467,10 @@ class DecodeWorkerHeartbeat(_message.Message):
     """Leases whose KV has not been committed."""
     is_wedged: _builtins.bool
     """The step in flight has taken far longer than steps do: the device is stuck."""
+    num_context_tokens: _builtins.int
+    """Tokens in the caches of the requests in the batch."""
+    num_backlog_tokens: _builtins.int
+    """Prompt tokens that this worker is to compute itself and has not yet, of all routers."""
     def __init__(
         self,
         *,
@@ -404,10 +478,12 @@ class DecodeWorkerHeartbeat(_message.Message):
         num_running: _builtins.int = ...,
         num_leases: _builtins.int = ...,
         is_wedged: _builtins.bool = ...,
+        num_context_tokens: _builtins.int = ...,
+        num_backlog_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_wedged", b"is_wedged", "num_free_blocks", b"num_free_blocks", "num_leases", b"num_leases", "num_running", b"num_running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_wedged", b"is_wedged", "num_backlog_tokens", b"num_backlog_tokens", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_leases", b"num_leases", "num_running", b"num_running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -424,6 +500,10 @@ class DecodeCapacity(_message.Message):
     KV_DTYPE_FIELD_NUMBER: _builtins.int
     TRANSFER_ADDRESS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    MIXED_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_RUNNING_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     """Blocks in all."""
     block_size: _builtins.int
@@ -434,6 +514,14 @@ class DecodeCapacity(_message.Message):
     """Address of its transfer endpoint, host:port."""
     pid: _builtins.int
     """Process id."""
+    mixed_tokens: _builtins.int
+    """Most prompt tokens of a step that decodes as well."""
+    max_running: _builtins.int
+    """Most requests in the batch."""
+    chunk_tokens: _builtins.int
+    """Most prompt tokens of one request in one step."""
+    max_batch_tokens: _builtins.int
+    """Most tokens of one step."""
     def __init__(
         self,
         *,
@@ -442,10 +530,14 @@ class DecodeCapacity(_message.Message):
         kv_dtype: _builtins.str = ...,
         transfer_address: _builtins.str = ...,
         pid: _builtins.int = ...,
+        mixed_tokens: _builtins.int = ...,
+        max_running: _builtins.int = ...,
+        chunk_tokens: _builtins.int = ...,
+        max_batch_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "kv_dtype", b"kv_dtype", "num_blocks", b"num_blocks", "pid", b"pid", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "kv_dtype", b"kv_dtype", "max_batch_tokens", b"max_batch_tokens", "max_running", b"max_running", "mixed_tokens", b"mixed_tokens", "num_blocks", b"num_blocks", "pid", b"pid", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -466,6 +558,8 @@ class DecodeServiceSessionResponse(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     ALONE_STEP_FIELD_NUMBER: _builtins.int
     PREEMPTED_FIELD_NUMBER: _builtins.int
+    CACHE_CHANGES_FIELD_NUMBER: _builtins.int
+    PROMPT_COMPUTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _common_pb2.Hello:
         """First message."""
@@ -502,6 +596,14 @@ class DecodeServiceSessionResponse(_message.Message):
     def preempted(self) -> Global___Preempted:
         """A request gave its blocks away."""
 
+    @_builtins.property
+    def cache_changes(self) -> _common_pb2.CacheChanges:
+        """What the prefix cache holds: all of it after the capacity, then what changes."""
+
+    @_builtins.property
+    def prompt_computed(self) -> Global___PromptComputed:
+        """A prompt that was computed here is complete; right before its first token."""
+
     def __init__(
         self,
         *,
@@ -514,12 +616,14 @@ class DecodeServiceSessionResponse(_message.Message):
         heartbeat: Global___DecodeWorkerHeartbeat | None = ...,
         alone_step: _common_pb2.AloneStep | None = ...,
         preempted: Global___Preempted | None = ...,
+        cache_changes: _common_pb2.CacheChanges | None = ...,
+        prompt_computed: Global___PromptComputed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "preempted", b"preempted", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "cache_changes", b"cache_changes", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "preempted", b"preempted", "prompt_computed", b"prompt_computed", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "preempted", b"preempted", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "cache_changes", b"cache_changes", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "preempted", b"preempted", "prompt_computed", b"prompt_computed", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "reserve_result", "lease_outcome", "step", "failed", "heartbeat", "alone_step", "preempted"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "reserve_result", "lease_outcome", "step", "failed", "heartbeat", "alone_step", "preempted", "cache_changes", "prompt_computed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -368,11 +368,10 @@ class PrefillEnded(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
-    PREFILL_MS_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
     TRANSFER_MS_FIELD_NUMBER: _builtins.int
     TRANSFER_BYTES_FIELD_NUMBER: _builtins.int
     TRANSFER_TAIL_MS_FIELD_NUMBER: _builtins.int
-    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     TRANSFER_TIMES_FIELD_NUMBER: _builtins.int
     TRANSFER_HIDDEN_SHARE_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.bytes
@@ -383,8 +382,6 @@ class PrefillEnded(_message.Message):
     """The first token ended the request; nothing was transferred."""
     cancelled: _builtins.bool
     """The attempt was cancelled."""
-    prefill_ms: _builtins.float
-    """From arrival of the command to the first token, in milliseconds."""
     transfer_ms: _builtins.float
     """From the first KV frame to the outcome, in milliseconds."""
     transfer_bytes: _builtins.int
@@ -393,13 +390,15 @@ class PrefillEnded(_message.Message):
     """From the first token to the outcome, in milliseconds: the part of the
     transfer that no computation hides.
     """
-    num_cached_tokens: _builtins.int
-    """Leading tokens whose KV was in the worker's prefix cache."""
     transfer_hidden_share: _builtins.float
     """Share of the KV bytes that had been handed to the transport when the first token was sampled, 0 to 1."""
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
         """The attempt failed."""
+
+    @_builtins.property
+    def prefill(self) -> _common_pb2.PrefillTimes:
+        """How the prompt was computed; without total_ms if no token was sampled."""
 
     @_builtins.property
     def transfer_times(self) -> _common_pb2.TransferTimes:
@@ -413,17 +412,16 @@ class PrefillEnded(_message.Message):
         finished: _builtins.bool = ...,
         cancelled: _builtins.bool = ...,
         failure: _common_pb2.Failure | None = ...,
-        prefill_ms: _builtins.float = ...,
+        prefill: _common_pb2.PrefillTimes | None = ...,
         transfer_ms: _builtins.float = ...,
         transfer_bytes: _builtins.int = ...,
         transfer_tail_ms: _builtins.float = ...,
-        num_cached_tokens: _builtins.int = ...,
         transfer_times: _common_pb2.TransferTimes | None = ...,
         transfer_hidden_share: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "outcome", b"outcome", "transfer_times", b"transfer_times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "outcome", b"outcome", "prefill", b"prefill", "transfer_times", b"transfer_times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "num_cached_tokens", b"num_cached_tokens", "outcome", b"outcome", "prefill_ms", b"prefill_ms", "transfer_bytes", b"transfer_bytes", "transfer_hidden_share", b"transfer_hidden_share", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms", "transfer_times", b"transfer_times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "cancelled", b"cancelled", "committed", b"committed", "failure", b"failure", "finished", b"finished", "outcome", b"outcome", "prefill", b"prefill", "transfer_bytes", b"transfer_bytes", "transfer_hidden_share", b"transfer_hidden_share", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms", "transfer_times", b"transfer_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["committed", "finished", "cancelled", "failure"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
@@ -441,6 +439,7 @@ class PrefillWorkerHeartbeat(_message.Message):
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     IS_WEDGED_FIELD_NUMBER: _builtins.int
+    NUM_BACKLOG_TOKENS_FIELD_NUMBER: _builtins.int
     num_free_blocks: _builtins.int
     """Blocks that can be reserved now."""
     num_running: _builtins.int
@@ -449,6 +448,8 @@ class PrefillWorkerHeartbeat(_message.Message):
     """Prompts waiting inside the worker."""
     is_wedged: _builtins.bool
     """The step in flight has taken far longer than steps do: the device is stuck."""
+    num_backlog_tokens: _builtins.int
+    """Prompt tokens that are here and not computed yet, of all routers."""
     def __init__(
         self,
         *,
@@ -456,10 +457,11 @@ class PrefillWorkerHeartbeat(_message.Message):
         num_running: _builtins.int = ...,
         num_waiting: _builtins.int = ...,
         is_wedged: _builtins.bool = ...,
+        num_backlog_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_wedged", b"is_wedged", "num_free_blocks", b"num_free_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_wedged", b"is_wedged", "num_backlog_tokens", b"num_backlog_tokens", "num_free_blocks", b"num_free_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,6 +477,8 @@ class PrefillCapacity(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     KV_DTYPE_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     """Blocks in all."""
     block_size: _builtins.int
@@ -483,6 +487,10 @@ class PrefillCapacity(_message.Message):
     """Element type of the KV cache."""
     pid: _builtins.int
     """Process id."""
+    chunk_tokens: _builtins.int
+    """Most prompt tokens of one request in one step."""
+    max_batch_tokens: _builtins.int
+    """Most tokens of one step."""
     def __init__(
         self,
         *,
@@ -490,10 +498,12 @@ class PrefillCapacity(_message.Message):
         block_size: _builtins.int = ...,
         kv_dtype: _builtins.str = ...,
         pid: _builtins.int = ...,
+        chunk_tokens: _builtins.int = ...,
+        max_batch_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "kv_dtype", b"kv_dtype", "num_blocks", b"num_blocks", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "kv_dtype", b"kv_dtype", "max_batch_tokens", b"max_batch_tokens", "num_blocks", b"num_blocks", "pid", b"pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -515,6 +525,7 @@ class PrefillServiceSessionResponse(_message.Message):
     ALONE_STEP_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PAIR_STATUS_FIELD_NUMBER: _builtins.int
+    CACHE_CHANGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _common_pb2.Hello:
         """First message."""
@@ -555,6 +566,10 @@ class PrefillServiceSessionResponse(_message.Message):
     def pair_status(self) -> Global___PairStatus:
         """How it stands with a decode worker."""
 
+    @_builtins.property
+    def cache_changes(self) -> _common_pb2.CacheChanges:
+        """What the prefix cache holds: all of it after the capacity, then what changes."""
+
     def __init__(
         self,
         *,
@@ -568,12 +583,13 @@ class PrefillServiceSessionResponse(_message.Message):
         alone_step: _common_pb2.AloneStep | None = ...,
         prompt_logprobs: _common_pb2.PromptLogprobs | None = ...,
         pair_status: Global___PairStatus | None = ...,
+        cache_changes: _common_pb2.CacheChanges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "pair_status", b"pair_status", "prompt_logprobs", b"prompt_logprobs", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "cache_changes", b"cache_changes", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "pair_status", b"pair_status", "prompt_logprobs", b"prompt_logprobs", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "pair_status", b"pair_status", "prompt_logprobs", b"prompt_logprobs", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "cache_changes", b"cache_changes", "capacity", b"capacity", "credit_grant", b"credit_grant", "credit_reclaim", b"credit_reclaim", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "pair_status", b"pair_status", "prompt_logprobs", b"prompt_logprobs", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "credit_grant", "credit_reclaim", "token", "ended", "heartbeat", "alone_step", "prompt_logprobs", "pair_status"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "credit_grant", "credit_reclaim", "token", "ended", "heartbeat", "alone_step", "prompt_logprobs", "pair_status", "cache_changes"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -49,11 +49,13 @@ class Scripted(InferenceServiceServicer):
         self._answer = answer
         self.requests: list[Any] = []
         self.remaining_s: list[float | None] = []
+        self.metadata: list[dict[str, Any]] = []
         self.cancelled = threading.Event()
 
     async def Generate(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         self.requests.append(request)
         self.remaining_s.append(context.time_remaining())
+        self.metadata.append(dict(context.invocation_metadata()))
         try:
             await self._answer(self, context)
         except asyncio.CancelledError:
@@ -61,6 +63,7 @@ class Scripted(InferenceServiceServicer):
             raise
 
     async def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.metadata.append(dict(context.invocation_metadata()))
         model = inference_service_pb2.Model(name="tiny", max_model_len=64, weights_id="abc")
         return inference_service_pb2.ListModelsResponse(models=[model])
 

@@ -10,6 +10,7 @@ import pytest
 from baton import AsyncClient, Grammar, SamplingParams
 from baton.errors import InvalidRequest
 from baton.generate_request import build_request
+from baton.v1 import common_pb2
 
 
 def built(prompt: Any = "a", messages: Any = None, token_ids: Any = None, **options: Any) -> Any:
@@ -30,6 +31,10 @@ def built(prompt: Any = "a", messages: Any = None, token_ids: Any = None, **opti
         ({"logit_bias": [1]}, "logit_bias", "a mapping from token ids to numbers"),
         ({"logit_bias": {-1: 2.0}}, "logit_bias", "a mapping from token ids to numbers"),
         ({"grammar": "[a-z]"}, "grammar", "a baton.Grammar"),
+        ({"priority": "urgent"}, "priority", "one of low, normal, high"),
+        ({"priority": 3}, "priority", "one of low, normal, high"),
+        ({"priority": ["low"]}, "priority", "one of low, normal, high"),
+        ({"ttft_objective_ms": "soon"}, "ttft_objective_ms", "a number"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -76,6 +81,24 @@ def test_messages_arrive_in_their_order() -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]
     sent = built(None, messages).chat.messages
     assert [(message.role, message.content) for message in sent] == [("user", "a"), ("assistant", "")]
+
+
+@pytest.mark.parametrize(
+    ("name", "priority"),
+    [
+        ("low", common_pb2.PRIORITY_LOW),
+        ("normal", common_pb2.PRIORITY_NORMAL),
+        ("high", common_pb2.PRIORITY_HIGH),
+        (None, common_pb2.PRIORITY_UNSPECIFIED),
+    ],
+)
+def test_a_priority_is_sent_by_its_name(name: str | None, priority: int) -> None:
+    assert built(priority=name).priority == priority
+
+
+def test_an_objective_is_sent_only_if_there_is_one() -> None:
+    assert built(ttft_objective_ms=0.5).ttft_objective_ms == 0.5
+    assert not built().HasField("ttft_objective_ms")
 
 
 def test_a_schema_may_be_a_mapping() -> None:

@@ -56,6 +56,7 @@ def test_a_long_message_is_cut_to_what_a_header_can_carry() -> None:
         (grpc.StatusCode.CANCELLED, errors.Cancelled),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),
         (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequest),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
         (grpc.StatusCode.UNIMPLEMENTED, errors.IncompatiblePeer),
         (grpc.StatusCode.INTERNAL, errors.InternalError),
         (grpc.StatusCode.UNKNOWN, errors.InternalError),

@@ -110,20 +110,6 @@ def test_all_blocks_of_a_prompt_are_reserved_before_its_first_chunk() -> None:
     assert len(second.block_ids) == 10
 
 
-def test_waiting_is_first_come_first_served() -> None:
-    # The second prompt fits, but must not overtake the first, which could then wait for ever.
-    engine = Engine(num_blocks=16)
-    engine.add(1, 40)
-    engine.step()
-    engine.add(2, 40)
-    small = engine.add(3, 4)
-
-    engine.step()
-
-    assert small.block_ids == []
-    assert engine.scheduler.num_waiting == 2
-
-
 def test_a_request_with_its_blocks_joins_past_waiting_prompts() -> None:
     engine = Engine(num_blocks=20)
     engine.add(1, 40)

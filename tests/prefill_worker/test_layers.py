@@ -76,11 +76,11 @@ class Layers:
         return [list(layer) for layer in right.T]
 
     def heard(self) -> list[str]:
-        """What the router was told since the session began."""
+        """What the router was told since the session began, of attempts."""
         session = self.rig.router.session._other
         assert session is not None
         kinds = [message.WhichOneof("message") for message in session.sent]
-        return [kind for kind in kinds if kind != "heartbeat"][4:]
+        return [kind for kind in kinds if kind not in ("heartbeat", "cache_changes")][4:]
 
 
 @asynccontextmanager
@@ -142,7 +142,7 @@ async def test_what_was_cached_is_sent_as_the_first_layer_is_there() -> None:
         await r.router.next("credit_grant")
         await r.router.next("token")
         ended = await r.router.next("ended")
-        assert (ended.committed, ended.num_cached_tokens) == (True, 36)
+        assert (ended.committed, ended.prefill.num_cached_tokens) == (True, 36)
         assert made.holds(B, prompt) == [[True] * 40] * 2
 
 

@@ -17,10 +17,12 @@ from baton.ports import WorkerInfo
 from baton.sampling import SamplingParams
 from baton.telemetry import Span
 from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
+from router.assignment import Ticket
 from router.buckets import BucketQueue
 from router.config import RouterConfig
+from router.core import RouterCore
 from router.decode_link import DecodeLink
-from router.dispatcher import Dispatcher, Ticket
+from router.dispatcher import Dispatcher
 from router.fleet import Fleet
 from router.generation import Generation
 from router.request import GenerationRequest
@@ -95,6 +97,7 @@ class PlayedPrefill(PlayedWorker):
     ) -> None:
         super().__init__(name, common_pb2.ROLE_PREFILL, incarnation)
         self.budget = budget
+        self.num_blocks = 1000
         self.unreachable = dict(unreachable)
         self.silent_about: set[str] = set()
         self.introductions: list[Any] = []
@@ -117,7 +120,9 @@ class PlayedPrefill(PlayedWorker):
         self.send(pair_status=prefill_service_pb2.PairStatus(incarnation=incarnation, **state))
 
     def open(self, session: MemorySession) -> None:
-        capacity = prefill_service_pb2.PrefillCapacity(num_blocks=64, block_size=16)
+        capacity = prefill_service_pb2.PrefillCapacity(
+            num_blocks=self.num_blocks, block_size=16, chunk_tokens=128, max_batch_tokens=256
+        )
         session.send(PrefillUp(capacity=capacity))
         self.grant(self.budget)
 
@@ -143,7 +148,13 @@ class PlayedDecode(PlayedWorker):
 
     def open(self, session: MemorySession) -> None:
         capacity = decode_service_pb2.DecodeCapacity(
-            num_blocks=self.num_blocks, block_size=16, transfer_address=f"kv-of-{self.identity.name}"
+            num_blocks=self.num_blocks,
+            block_size=16,
+            transfer_address=f"kv-of-{self.identity.name}",
+            mixed_tokens=64,
+            max_running=64,
+            chunk_tokens=128,
+            max_batch_tokens=256,
         )
         session.send(DecodeUp(capacity=capacity))
 
@@ -206,6 +217,7 @@ class Stage:
     dispatcher: Dispatcher
     fleet: Fleet
     config: RouterConfig
+    core: RouterCore
     numbers: Any = field(default_factory=lambda: itertools.count(1))
     runs: list[Run] = field(default_factory=list)
 
@@ -275,7 +287,8 @@ class Stage:
             fleet=self.fleet,
             limits=Limits(max_model_len=10_000, vocab_size=10_000),
             stream=stream,
-            timeline=Timeline(request.arrived_at, "any"),
+            outlook=self.core.outlook,
+            timeline=Timeline(request.arrived_at),
             span=Span(None, ""),
             rng=random.Random(next(SEEDS)),
             beside=beside,
@@ -311,23 +324,21 @@ def info_of(worker: PlayedWorker, role: str, *, draining: bool = False) -> Worke
 @asynccontextmanager
 async def staged(**settings: Any) -> AsyncIterator[Stage]:
     """A router's inside that follows an empty registry."""
-    config = RouterConfig(model="m", **({"resume_wait_s": 0.2, "max_skip_s": 60.0} | settings))
-    registry, dialer = FakeRegistry(), MemoryDialer()
-    queue: BucketQueue[Ticket] = BucketQueue(
-        config.bucket_edges, max_items=config.max_queue, max_skip_s=config.max_skip_s
+    config = RouterConfig(
+        model="m", **({"resume_wait_s": 0.2, "max_wait_s": 60.0, "placement": "disaggregated"} | settings)
     )
-    dispatcher = Dispatcher(queue, grace_s=config.resume_wait_s)
+    registry, dialer = FakeRegistry(), MemoryDialer()
     identity = Identity(name="router-0", role=common_pb2.ROLE_ROUTER, incarnation=99, fingerprint=FINGERPRINT)
-    fleet = Fleet(
-        registry=registry,
+    core = RouterCore.assemble(
+        config,
         identity=identity,
+        registry=registry,
         prefill_dialer=dialer,
         decode_dialer=dialer,
         rng=random.Random(0),
-        on_change=dispatcher.kick,
     )
-    dispatcher.attach(fleet)
-    stage = Stage(registry, dialer, queue, dispatcher, fleet, config)
+    queue, dispatcher, fleet = core.queue, core.dispatcher, core.fleet
+    stage = Stage(registry, dialer, queue, dispatcher, fleet, config, core)
     following = asyncio.create_task(fleet.run())
     try:
         yield stage

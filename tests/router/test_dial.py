@@ -57,11 +57,24 @@ class Node:
     ) -> Any:
         info = WorkerInfo(name="w", role=self.role, incarnation=incarnation, address=server.address)
         if self.role == "prefill":
-            return PrefillLink(info, identity, prefill_dialer(opener), self.changed, self.changed)
-        return DecodeLink(info, identity, decode_dialer(opener), self.changed, self.changed)
+            return PrefillLink(info, identity, prefill_dialer(opener), self)
+        return DecodeLink(info, identity, decode_dialer(opener), self)
 
     def changed(self) -> None:
         self.changes += 1
+
+    def met(self) -> None:
+        self.changes += 1
+
+    def joined(self, link: Any) -> None:
+        assert link.is_connected
+
+    def lost(self, link: Any) -> None:
+        assert not link.is_connected
+
+    def cached(self, link: Any, changes: common_pb2.CacheChanges) -> None:
+        assert changes.reset
+        assert link.num_blocks == 64
 
 
 @asynccontextmanager

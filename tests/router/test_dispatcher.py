@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from baton.errors import Overloaded, Unavailable
-from router.dispatcher import Assignment
+from router.assignment import Assignment, Wanted
 from tests.fakes import GUARD_S, until
 from tests.router.stage import NOTHING, Stage, info_of, staged
 
 IDS = (number.to_bytes(16, "big") for number in itertools.count(1))
 
 
+def wanted(num_tokens: int = 100, kv_tokens: int = 160, **more: Any) -> Wanted:
+    now = asyncio.get_running_loop().time()
+    facts = {"arrived_at": now, "due_at": now + 60.0, "keys": None, "expected_tokens": num_tokens} | more
+    return Wanted(attempt_id=next(IDS), num_tokens=num_tokens, kv_tokens=kv_tokens, **facts)
+
+
 def assign(stage: Stage, num_tokens: int = 100, kv_tokens: int = 160) -> asyncio.Task[Assignment]:
     loop = asyncio.get_running_loop()
-    return loop.create_task(
-        stage.dispatcher.assign(next(IDS), num_tokens, kv_tokens, enqueued_at=loop.time(), is_new=True)
-    )
+    return loop.create_task(stage.dispatcher.assign(wanted(num_tokens, kv_tokens)))
 
 
 async def result(task: asyncio.Task[Assignment]) -> Assignment:
@@ -68,7 +73,7 @@ async def test_both_credit_and_blocks_are_needed() -> None:
         assert (await result(waiting)).decode is first.decode
 
 
-async def test_a_prompt_longer_than_all_credit_costs_all_of_it() -> None:
+async def test_a_prompt_longer_than_all_credit_costs_what_is_not_kept_for_shorter_ones() -> None:
     async with staged() as stage:
         await stage.prefill(budget=100)
         await stage.decode(num_blocks=1000)
@@ -77,7 +82,11 @@ async def test_a_prompt_longer_than_all_credit_costs_all_of_it() -> None:
         await turns()
         assert not long.done()
         short.undo()
-        assert (await result(long)).cost == 100
+        # A quarter is kept.
+        assert (await result(long)).cost == 75
+        another, other_short = assign(stage, num_tokens=5000), assign(stage, num_tokens=25)
+        assert (await result(other_short)).cost == 25
+        assert not another.done()
 
 
 async def test_a_cancelled_wait_leaves_nothing() -> None:
@@ -216,7 +225,7 @@ async def test_a_draining_worker_gets_no_new_requests() -> None:
 
 
 async def test_what_no_connected_worker_can_ever_hold_blocks_nobody() -> None:
-    async with staged(max_skip_s=0.0) as stage:
+    async with staged(max_wait_s=0.0) as stage:
         await stage.prefill()
         await stage.decode("small", num_blocks=10)
         await stage.decode("large", num_blocks=100)
@@ -240,7 +249,7 @@ async def test_a_full_queue_refuses_new_requests_only() -> None:
         await turns()
         with pytest.raises(Overloaded):
             await result(assign(stage, num_tokens=10))
-        again = asyncio.create_task(stage.dispatcher.assign(next(IDS), 10, 10, enqueued_at=0.0, is_new=False))
+        again = asyncio.create_task(stage.dispatcher.assign(wanted(10, 10, arrived_at=0.0, is_new=False)))
         await turns()
         assert len(stage.queue) == 2
         assert not waiting.done()
@@ -268,17 +277,12 @@ async def test_workers_that_failed_a_request_are_taken_only_if_no_other_can() ->
         first = await assign(stage, 10, 10)
         bad = frozenset({first.prefill.info.incarnation, first.decode.info.incarnation})
         first.undo()
-        loop = asyncio.get_running_loop()
-        other = await stage.dispatcher.assign(
-            next(IDS), 10, 10, enqueued_at=loop.time(), is_new=True, avoid=bad
-        )
+        other = await stage.dispatcher.assign(wanted(10, 10, avoid=bad))
         assert other.prefill is not first.prefill
         assert other.decode is not first.decode
         other.undo()
         everybody = frozenset(link.info.incarnation for link in stage.fleet.links)
-        again = await stage.dispatcher.assign(
-            next(IDS), 10, 10, enqueued_at=loop.time(), is_new=True, avoid=everybody
-        )
+        again = await stage.dispatcher.assign(wanted(10, 10, avoid=everybody))
         again.undo()
 
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from typing import Any
 
 from baton.ports import WorkerInfo
 from baton.v1 import common_pb2
 from tests.fakes import FINGERPRINT, until
 from tests.router.stage import Stage, staged
+
+
+def take(prefill: Any, num_tokens: int) -> int:
+    return prefill.take(  # type: ignore[no-any-return]
+        b"x" * 16, num_tokens=num_tokens, num_uncached_tokens=num_tokens, seniority=0.0, predicted_ms=1.0
+    )
 
 
 def link(stage: Stage, name: str) -> object:
@@ -79,7 +86,7 @@ async def test_a_link_whose_session_ended_is_not_ready() -> None:
         await stage.decode()
         lost = link(stage, "decode-0")
         states: list[tuple[str, bool]] = []
-        lost._on_change = lambda: states.append((lost.state, lost.is_ready))
+        stage.fleet._on_change = lambda: states.append((lost.state, lost.is_ready))
         stage.dialer.cut("decode-0")
         await until(lambda: bool(states))
         assert states == [("lost", False)]
@@ -149,8 +156,8 @@ async def test_what_another_router_is_granted_does_not_count_as_spent_here() -> 
         worker.send(token=worker.token(command.attempt_id, 0, 7))
         await until(lambda: link(stage, "prefill-0").spent == 0)
         # A prompt longer than this router's share costs the share, and fits.
-        assert link(stage, "prefill-0").can_take(5000)
-        assert link(stage, "prefill-0").cost(5000) == 50
+        assert link(stage, "prefill-0").objection(5000, 5000, seniority=0.0) == ""
+        assert take(link(stage, "prefill-0"), 5000) == 50
 
 
 async def test_a_worker_whose_step_is_stuck_is_lost_although_it_is_alive() -> None:

@@ -327,7 +327,8 @@ async def test_a_full_queue_refuses_at_once() -> None:
         runs = [stage.generate() for _ in range(3)]
         error = await failure(runs[2])
         assert isinstance(error, Overloaded)
-        assert error.retry_after_s == 0.1
+        assert error.retry_after_s is not None
+        assert 0 < error.retry_after_s <= 10
         assert not runs[0].task.done()
         assert not runs[1].task.done()
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from baton.errors import Overloaded, Unavailable
+from router.assignment import Wanted
 from router.breaker import NUM_FAILURES
 from tests.fakes import until
 from tests.router.stage import NOTHING, failure, staged, to_decode, to_prefill, workers
@@ -55,8 +56,16 @@ async def test_an_attempt_that_reached_nobody_leaves_no_probe_behind() -> None:
         for link in stage.fleet.links:
             for _ in range(NUM_FAILURES):
                 link.breaker.failed(now - 60)
-        assigning = stage.dispatcher.assign(b"a" * 16, 10, 12, enqueued_at=now, is_new=True)
-        assignment = await assigning
+        wanted = Wanted(
+            attempt_id=b"a" * 16,
+            num_tokens=10,
+            kv_tokens=12,
+            expected_tokens=12,
+            keys=None,
+            arrived_at=now,
+            due_at=now,
+        )
+        assignment = await stage.dispatcher.assign(wanted)
         assert not any(link.breaker.allows(now) for link in stage.fleet.links)
         assignment.undo()
         assert all(link.breaker.allows(now) for link in stage.fleet.links)

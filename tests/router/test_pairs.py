@@ -65,7 +65,7 @@ async def test_changes_of_capacity_introduce_nobody_again_and_draining_parts_nob
     async with staged() as stage:
         prefill, decode = await stage.prefill(budget=100), await stage.decode()
         prefill.grant(50)
-        await until(lambda: next(stage.fleet.prefill_links()).credit == 150)
+        await until(lambda: stage.fleet.prefill_links()[0].credit == 150)
         stage.registry.announce(info_of(decode, "decode", draining=True))
         await until(lambda: not list(stage.fleet.decode_links()))
         second = await stage.decode("decode-1")
@@ -98,7 +98,7 @@ async def test_a_decode_worker_whose_session_was_only_cut_is_parted_and_introduc
 async def test_a_prefill_worker_whose_session_was_cut_hears_everything_again() -> None:
     async with staged() as stage:
         prefill, decode = await stage.prefill(), await stage.decode()
-        lost = next(stage.fleet.prefill_links())
+        lost = stage.fleet.prefill_links()[0]
         stage.dialer.cut("prefill-0")
         await until(lambda: not lost.is_ready)
         assert not lost.can_reach(decode.identity.incarnation)
@@ -185,7 +185,7 @@ async def test_a_prefill_worker_that_reaches_no_able_decode_worker_is_skipped() 
 
 
 async def test_what_only_an_unreachable_worker_could_hold_blocks_nobody() -> None:
-    async with staged(max_skip_s=0.0) as stage:
+    async with staged(max_wait_s=0.0) as stage:
         await stage.prefill(unreachable={"large": OTHER_MODEL})
         await stage.decode("small", num_blocks=10)
         await stage.decode("large", num_blocks=100)
@@ -272,7 +272,7 @@ async def test_an_attempt_whose_prefill_worker_is_not_paired_is_tried_again(erro
 async def test_an_introduction_to_a_session_that_has_just_ended_harms_nobody() -> None:
     async with staged() as stage:
         await stage.prefill("prefill-0")
-        link = next(stage.fleet.prefill_links())
+        link = stage.fleet.prefill_links()[0]
         assert isinstance(link, PrefillLink)
         # The session is closed, and the reader has not noticed yet.
         assert link._session is not None

@@ -14,6 +14,7 @@ from baton.sampling import Grammar, SamplingParams
 from baton.v1 import common_pb2, inference_service_pb2
 from router.grammars import GrammarCheck
 from router.request import GenerationRequest, PromptRequest, RequestReader
+from router.tenants import ANONYMOUS, Tenant
 from router.text import Text
 from tests.router.tiny_text import BOS, MAX_MODEL_LEN, at_once, grammar_check, ids_of, model_dir
 
@@ -35,15 +36,15 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> RequestReader:
     )
 
 
-async def read_all(reader: RequestReader, **fields: Any) -> PromptRequest:
-    data = GenerateRequest(**fields).SerializeToString()
+async def read_all(reader: RequestReader, *, tenant: Tenant = ANONYMOUS, **fields: Any) -> PromptRequest:
+    request = GenerateRequest.FromString(GenerateRequest(**fields).SerializeToString())
     return await reader.read(
-        GenerateRequest.FromString(data), arrived_at=10.0, deadline_at=12.0, traceparent="00-a-b-01"
+        request, tenant=tenant, arrived_at=10.0, deadline_at=12.0, traceparent="00-a-b-01"
     )
 
 
-async def read(reader: RequestReader, **fields: Any) -> GenerationRequest:
-    (answer,) = (await read_all(reader, **fields)).answers
+async def read(reader: RequestReader, *, tenant: Tenant = ANONYMOUS, **fields: Any) -> GenerationRequest:
+    (answer,) = (await read_all(reader, tenant=tenant, **fields)).answers
     return answer
 
 
@@ -140,6 +141,12 @@ async def test_workers_see_prompt_and_output(reader: RequestReader) -> None:
         ({"text": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"text": "a", "truncate_prompt_tokens": MAX_MODEL_LEN}, "truncate_prompt_tokens"),
         ({"token_ids": {"ids": []}, "truncate_prompt_tokens": 3}, "prompt"),
+        ({"text": "a", "ttft_objective_ms": 0.0}, "ttft_objective_ms"),
+        ({"text": "a", "ttft_objective_ms": -1.0}, "ttft_objective_ms"),
+        ({"text": "a", "ttft_objective_ms": NAN}, "ttft_objective_ms"),
+        ({"text": "a", "ttft_objective_ms": float("inf")}, "ttft_objective_ms"),
+        ({"text": "a", "priority": 4}, "priority"),
+        ({"text": "a", "priority": -1}, "priority"),
         ({"text": "a", "request_id": "x" * 129}, "request_id"),
         ({"text": "a", "request_id": "x\n{}"}, "request_id"),
     ],
@@ -218,23 +225,30 @@ async def test_every_answer_has_a_request_of_its_own(reader: RequestReader) -> N
     assert len({answer.request_id for answer in request.answers}) == 1
 
 
-async def test_tenants_have_salts_of_their_own(tmp_path: Path) -> None:
-    model = model_dir(tmp_path / "tiny")
-    salts = []
-    for identity in ("", "anna", "bert"):
-        reader = RequestReader(
-            model="tiny",
-            text=Text(model, at_once),
-            grammars=GrammarCheck(None, at_once),
-            limits=model.limits,
-            eos_token_ids=(),
-            default_max_tokens=16,
-            rng=random.Random(5),
-            identity=identity,
-        )
-        salts.append((await read(reader, text="a")).sequence([], now=0.0, traceparent="").cache_salt)
+async def test_tenants_have_a_name_a_weight_and_a_salt_of_their_own(reader: RequestReader) -> None:
+    tenants = [ANONYMOUS, Tenant(name="anna", weight=2.5), Tenant(name="bert")]
+    requests = [await read(reader, text="a", tenant=tenant) for tenant in tenants]
+    salts = [request.sequence([], now=0.0, traceparent="").cache_salt for request in requests]
     assert salts[0] == b""
     assert len(set(salts)) == 3
+    assert [(request.tenant, request.weight) for request in requests] == [("", 1), ("anna", 2.5), ("bert", 1)]
+
+
+async def test_an_objective_and_a_priority_are_read_for_every_answer(reader: RequestReader) -> None:
+    high = common_pb2.PRIORITY_HIGH
+    request = await read_all(reader, text="a", n=2, ttft_objective_ms=0.25, priority=high)
+    assert [(answer.ttft_objective_ms, answer.priority) for answer in request.answers] == [(0.25, high)] * 2
+
+
+async def test_without_an_objective_there_is_none_and_the_priority_is_normal(reader: RequestReader) -> None:
+    request = await read(reader, text="a")
+    assert (request.ttft_objective_ms, request.priority) == (None, common_pb2.PRIORITY_NORMAL)
+
+
+async def test_a_priority_above_the_tenants_is_refused(reader: RequestReader) -> None:
+    with pytest.raises(InvalidRequest, match="'high' is above what tenant 'anna' may use, 'normal'") as error:
+        await read(reader, text="a", tenant=Tenant(name="anna"), priority=common_pb2.PRIORITY_HIGH)
+    assert error.value.field == "priority"
 
 
 async def test_what_a_request_says_about_text(reader: RequestReader) -> None:

@@ -55,18 +55,13 @@ async def door(folder: Path, **settings: Any) -> AsyncIterator[Door]:
     async with cluster(**settings) as c:
         stage = c.stage
         inference = InferenceServicer(
-            config=stage.config,
+            core=stage.core,
             model=model,
             text=Text(model, asyncio.to_thread),
             grammars=GrammarCheck(None, asyncio.to_thread),
-            queue=stage.queue,
-            dispatcher=stage.dispatcher,
-            fleet=stage.fleet,
             rng=random.Random(1),
         )
-        admin = RouterAdminServicer(
-            config=stage.config, model="tiny", queue=stage.queue, fleet=stage.fleet, inference=inference
-        )
+        admin = RouterAdminServicer(core=stage.core, model="tiny", inference=inference)
         add = partial(add_InferenceServiceServicer_to_server, inference)
         registration = Registration(name="baton.v1.InferenceService", add=add)
         async with (

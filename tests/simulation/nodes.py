@@ -42,10 +42,8 @@ from kvtransfer.transports.grpc_codec import decode_request
 from kvtransfer.transports.service import KvService
 from prefill_worker.service import PrefillServicer
 from prefill_worker.worker import PrefillWorker
-from router.buckets import BucketQueue
 from router.config import RouterConfig
-from router.dispatcher import Dispatcher, Ticket
-from router.fleet import Fleet
+from router.core import RouterCore
 from router.grammars import GrammarCheck
 from router.service import InferenceServicer
 from router.text import Text
@@ -301,29 +299,22 @@ class RouterNode(Node):
             resume_wait_s=3.0,
             write_timeout_s=4.0,
             bucket_edges=(8, 24),
-            max_skip_s=3.0,
+            max_wait_s=3.0,
         )
-        self.queue: BucketQueue[Ticket] = BucketQueue(
-            config.bucket_edges, max_items=config.max_queue, max_skip_s=config.max_skip_s
-        )
-        dispatcher = Dispatcher(self.queue, grace_s=config.resume_wait_s)
-        self.fleet = Fleet(
-            registry=self.registry(),
+        self.core = RouterCore.assemble(
+            config,
             identity=self.identity(common_pb2.ROLE_ROUTER),
+            registry=self.registry(),
             prefill_dialer=self._dialer("prefill", PrefillServiceSessionResponse.FromString),
             decode_dialer=self._dialer("decode", DecodeServiceSessionResponse.FromString),
             rng=self.rng,
-            on_change=dispatcher.kick,
         )
-        dispatcher.attach(self.fleet)
+        self.queue, self.fleet = self.core.queue, self.core.fleet
         self.inference = InferenceServicer(
-            config=config,
+            core=self.core,
             model=model(),
             text=Text(model(), at_once),
             grammars=GrammarCheck(None, at_once),
-            queue=self.queue,
-            dispatcher=dispatcher,
-            fleet=self.fleet,
             rng=self.rng,
         )
         generate: Any = self.inference.Generate

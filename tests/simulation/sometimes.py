@@ -163,7 +163,7 @@ class Sometimes:
             case "ended":
                 if message.ended.HasField("finished"):
                     self.hit("first token was the last")
-                if message.ended.num_cached_tokens:
+                if message.ended.prefill.num_cached_tokens:
                     self.hit("a prefix was in a prefill worker's cache")
             case "credit_reclaim":
                 self.hit("credit reclaimed")

@@ -56,7 +56,9 @@ class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
     def __init__(self) -> None:
         self.words = ["Paris", " is", " it."]
         self.requests: list[inference_service_pb2.GenerateRequest] = []
+        self.authorizations: list[object] = []
         self.status = admin_service_pb2.GetClusterStatusResponse(router="router-0", model="tiny")
+        self.explained: dict[str, admin_service_pb2.GetRouteExplainResponse] = {}
         self.address = ""
         self.breaks_off = False
         # When set, answer 0 ends and the others wait for it.
@@ -64,6 +66,7 @@ class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
 
     def Generate(self, request, context):  # noqa: N802
         self.requests.append(request)
+        self.authorizations.append(dict(context.invocation_metadata()).get("authorization"))
         n = request.n or 1
         for start, word in enumerate(self.words):
             for index in range(n):
@@ -109,6 +112,11 @@ class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
 
     def GetClusterStatus(self, request, context):  # noqa: N802
         return self.status
+
+    def GetRouteExplain(self, request, context):  # noqa: N802
+        if request.request_id not in self.explained:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no request {request.request_id!r} here")
+        return self.explained[request.request_id]
 
 
 @contextmanager

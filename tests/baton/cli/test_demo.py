@@ -8,6 +8,8 @@ from rich.console import Console
 from baton.answer import Choice, Summary, Timings, TransferTimes
 from baton.cli.demo import PROMPTS, timings_table
 from baton.cli.demo_streams import DemoStreams
+from baton.route_explain import RouteExplain
+from baton.v1 import route_explain_pb2
 
 
 def summary(bucket: str, decode_worker: str) -> Summary:
@@ -46,6 +48,7 @@ def summary(bucket: str, decode_worker: str) -> Summary:
         num_cached_tokens=0,
         seed=1,
         timings=timings,
+        explain=RouteExplain.from_proto(route_explain_pb2.RouteExplain()),
     )
 
 

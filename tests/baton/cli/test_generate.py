@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
+from baton.v1 import common_pb2
+
 NOT_UTF_8 = b"caf\xe9".decode("utf-8", "surrogateescape")
 
 
@@ -17,6 +19,7 @@ def test_the_answer_goes_to_standard_output_and_the_timings_to_standard_error(ba
     assert (ran.code, ran.out) == (0, "Paris is it.\n")
     assert "7 prompt tokens (0 cached), 3 generated, stop, seed 42" in ran.err
     assert "TTFT 12.5 ms" in ran.err
+    assert ran.err.splitlines()[-1] == "more: baton explain req-1"
     assert router.requests[0].text == "The capital"
 
 
@@ -117,6 +120,30 @@ def test_what_an_answer_may_be_arrives(baton, router, tmp_path) -> None:
     assert request.grammar.json_schema == '{"type": "object"}'
 
 
+def test_what_is_expected_of_the_service_arrives(baton, router) -> None:
+    options = ["--priority", "low", "--ttft-objective-ms", "250.5"]
+    assert baton("generate", "x", "--address", router.address, *options).code == 0
+    (request,) = router.requests
+    assert (request.priority, request.ttft_objective_ms) == (common_pb2.PRIORITY_LOW, 250.5)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_the_key_comes_from_the_environment(baton, router, monkeypatch, command) -> None:
+    assert baton(command, "x", "--address", router.address).code == 0
+    monkeypatch.setenv("BATON_API_KEY", "0123456789abcdef")
+    assert baton(command, "x", "--address", router.address).code == 0
+    assert router.authorizations == [None, "Bearer 0123456789abcdef"]
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_key_is_not_sent_to_another_machine_in_plain_text(baton, monkeypatch, command) -> None:
+    monkeypatch.setenv("BATON_API_KEY", "0123456789abcdef")
+    ran = baton(command, "x", "--address", "192.0.2.1:50051")
+    assert (ran.code, ran.out) == (2, "")
+    assert "would cross the network to 192.0.2.1:50051 in plain text" in ran.err
+    assert "0123456789abcdef" not in ran.err
+
+
 @pytest.mark.parametrize(
     ("option", "kind", "expected"),
     [(["--regex", "a+"], "regex", "a+"), (["--choice", "a", "--choice", "b"], "choices", ["a", "b"])],
@@ -155,6 +182,7 @@ def test_token_ids(baton, router, written) -> None:
         (["x", "--logprobs"], None, "'--logprobs': add --json"),
         (["x", "--top-logprobs", "2"], None, "'--top-logprobs': add --json"),
         (["x", "--prompt-logprobs", "0"], None, "'--prompt-logprobs': add --json"),
+        (["x", "--priority", "urgent"], None, "'--priority'"),
         (["x", "--timeout", "0"], None, "timeout_s must be a number of seconds above 0"),
         (["x", "--lark", "/nowhere/grammar"], None, "'--lark': /nowhere/grammar cannot be read"),
     ],
@@ -171,6 +199,7 @@ def test_token_ids(baton, router, written) -> None:
         "logprobs",
         "top-logprobs",
         "prompt-logprobs",
+        "priority",
         "timeout",
         "no-file",
     ],

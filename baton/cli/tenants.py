@@ -1,0 +1,26 @@
+"""`baton tenants`: what the operator of a cluster with several tenants needs."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from baton.api_keys import ApiKey
+
+tenants = typer.Typer(help="Tell callers apart: the routers' tenants_file holds digests of API keys.")
+
+
+@tenants.callback()
+def group() -> None:
+    """Tell callers apart: the routers' tenants_file holds digests of API keys."""
+
+
+@tenants.command("hash")
+def hash_key() -> None:
+    """Print the digest of an API key, for the list of keys in a tenants_file.
+
+    The key is asked for, or read from standard input: openssl rand -hex 32 | tee key | baton tenants hash
+    """
+    key = typer.prompt("API key", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline()
+    typer.echo(ApiKey(key.strip()).digest)

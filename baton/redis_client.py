@@ -1,0 +1,57 @@
+"""The connection to Redis that everybody here uses: its timeouts, and its errors in our words.
+
+Owns the translation of Redis's errors. It knows no key. Redis may be away at any time; whoever
+asks says what happens then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final, TypeVar
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from baton.errors import ConfigError, Unavailable
+
+_COMMAND_S: Final = 2.0
+
+ResultT = TypeVar("ResultT")
+
+
+def open_redis(url: str) -> Redis:
+    """A client that connects on first use.
+
+    url: redis://, rediss:// or unix://; a password in it is never shown.
+
+    Raises ConfigError, field "redis_url", if it cannot be used.
+    """
+    try:
+        client = Redis.from_url(
+            url,
+            socket_timeout=_COMMAND_S,
+            socket_connect_timeout=_COMMAND_S,
+            # One retry, for a pooled connection that Redis closed meanwhile; back-off is the caller's.
+            retry=Retry(NoBackoff(), 1),
+        )
+        # Builds a connection without connecting, which checks the URL's parameters.
+        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+    except (TypeError, ValueError):
+        # The parser's own message may quote a part of the password.
+        message = (
+            "the Redis URL cannot be used; write redis://[:password@]host:port/0, rediss://... or unix://..."
+        )
+        raise ConfigError(message, field="redis_url") from None
+    return client
+
+
+async def asking(answer: Awaitable[ResultT]) -> ResultT:
+    """The answer; raises Unavailable if Redis cannot be reached or refuses."""
+    try:
+        return await answer
+    except (RedisError, OSError) as error:
+        # Redis's messages name host and port, never the password.
+        message = f"Redis does not answer as it should: {type(error).__name__}: {error}"
+        raise Unavailable(message) from None

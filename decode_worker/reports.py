@@ -1,0 +1,70 @@
+"""What a decode worker tells its routers about itself, as messages: what it is, and how busy.
+
+Owns the translation only.
+"""
+
+from __future__ import annotations
+
+from baton.v1 import common_pb2, decode_service_pb2
+from baton.v1.decode_service_pb2 import DecodeServiceSessionResponse
+from decode_worker.attempt import Attempt
+from engine.engine import Engine
+from engine.step_meter import StepLoad
+from kvtransfer.prefill_times import write_prefill_times
+
+
+def capacity(engine: Engine, *, transfer_address: str, pid: int) -> DecodeServiceSessionResponse:
+    """What the worker is; the second message of a session."""
+    shape, config = engine.cache.shape, engine.scheduler.config
+    message = decode_service_pb2.DecodeCapacity(
+        num_blocks=shape.num_blocks,
+        block_size=shape.block_size,
+        kv_dtype=str(shape.dtype).removeprefix("torch."),
+        transfer_address=transfer_address,
+        pid=pid,
+        mixed_tokens=config.mixed_tokens,
+        max_running=config.max_running,
+        chunk_tokens=config.chunk_tokens,
+        max_batch_tokens=config.max_batch_tokens,
+    )
+    return DecodeServiceSessionResponse(capacity=message)
+
+
+def num_reservable_blocks(engine: Engine) -> int:
+    """Blocks that can be reserved now: running requests keep what they grow into."""
+    return max(0, engine.pool.num_free - engine.scheduler.num_growth_blocks)
+
+
+def heartbeat(engine: Engine, *, num_leases: int, is_wedged: bool) -> DecodeServiceSessionResponse:
+    """How busy the worker is. num_leases: those whose KV has not been committed."""
+    message = decode_service_pb2.DecodeWorkerHeartbeat(
+        num_free_blocks=num_reservable_blocks(engine),
+        num_running=engine.scheduler.num_running,
+        num_leases=num_leases,
+        is_wedged=is_wedged,
+        num_context_tokens=engine.scheduler.num_context_tokens,
+        num_backlog_tokens=engine.scheduler.num_backlog_tokens,
+    )
+    return DecodeServiceSessionResponse(heartbeat=message)
+
+
+def step_events(
+    tokens: list[common_pb2.TokenEvent], *, num_free_blocks: int, load: StepLoad | None
+) -> DecodeServiceSessionResponse:
+    """One router's tokens. load: of the step that sampled them; None if they were sampled elsewhere."""
+    message = decode_service_pb2.StepEvents(tokens=tokens, num_free_blocks=num_free_blocks)
+    if load is not None:
+        message.load.duration_ms = 1000 * load.duration_s
+        message.load.num_decoding = load.num_decoding
+        message.load.num_context_tokens = load.num_context_tokens
+        message.load.num_prompt_tokens = load.num_prompt_tokens
+    return DecodeServiceSessionResponse(step=message)
+
+
+def prompt_computed(attempt: Attempt, sampled_at: float) -> DecodeServiceSessionResponse:
+    """A prompt that this worker computed itself is complete; its first token follows."""
+    message = decode_service_pb2.PromptComputed(
+        attempt_id=attempt.attempt_id,
+        prefill=write_prefill_times(attempt.request, arrived_at=attempt.arrived_at, sampled_at=sampled_at),
+    )
+    return DecodeServiceSessionResponse(prompt_computed=message)

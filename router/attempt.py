@@ -1,0 +1,210 @@
+"""One attempt at one request, once it has its workers: reserve, prefill, decode.
+
+Owns what its two workers say of it. What the tokens make is the owner's, and so is what happens if the
+attempt fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from baton.errors import BatonError, InternalError, KvTransferFailed, Unavailable, from_failure
+from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
+from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest
+from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest
+from router.assignment import Assignment
+from router.config import RouterConfig
+from router.decode_link import DecodeLink
+from router.events import Event, Inbox, LinkLost
+from router.outlook import Outlook
+from router.prefill_link import PrefillLink
+from router.suspicion import Suspicion
+from router.timeline import Timeline
+
+
+class GaveWay(Exception):
+    """The decode worker gave the request's blocks to older ones; nobody is at fault."""
+
+
+class Owner(Protocol):
+    """Whose attempt it is; router/generation.py."""
+
+    @property
+    def finish_reason(self) -> common_pb2.FinishReason.ValueType:
+        """Why the answer is complete, if it is."""
+
+    def sequence(self) -> common_pb2.Sequence:
+        """The request as workers get it now."""
+
+    def deliver(self, event: common_pb2.TokenEvent) -> None:
+        """Takes the tokens of an event that are new."""
+
+    def deliver_scores(self, event: common_pb2.PromptLogprobs) -> None:
+        """Takes log-probabilities of the prompt."""
+
+    def committed_at(self, decode: DecodeLink) -> None:
+        """The attempt's KV is at that worker."""
+
+
+class Attempt:
+    """Drives one attempt to its end.
+
+    owner: gets the tokens.
+    assignment: its workers.  inbox: where they are heard; attached to both here, detached by the caller.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        assignment: Assignment,
+        inbox: Inbox,
+        *,
+        config: RouterConfig,
+        timeline: Timeline,
+        outlook: Outlook,
+        suspicion: Suspicion,
+    ) -> None:
+        self._owner = owner
+        self._assignment = assignment
+        self._inbox = inbox
+        self._config = config
+        self._timeline = timeline
+        self._outlook = outlook
+        self._suspicion = suspicion
+        # How far it is: the prefill worker is done with it; its KV is committed.
+        self._prefill_done = assignment.prefill is None
+        self._committed = False
+
+    async def run(self) -> None:
+        """Runs to the last token; raises what ends the attempt before, GaveWay among it."""
+        lease = await self._reserve()
+        if self._assignment.prefill is not None:
+            self._send_prefill(self._assignment.prefill, lease)
+        await self._follow(lease)
+
+    async def _reserve(self) -> decode_service_pb2.Lease:
+        assignment, inbox = self._assignment, self._inbox
+        try:
+            assignment.decode.attach(inbox)
+            command = decode_service_pb2.ReserveCommand(
+                attempt_id=inbox.attempt_id,
+                sequence=self._owner.sequence(),
+                compute_locally=assignment.prefill is None,
+            )
+            assignment.decode.send(DecodeServiceSessionRequest(reserve=command))
+            lease = await self._granted()
+        except BaseException:
+            # Whatever went wrong, the prefill worker was never told: its credit is ours again.
+            assignment.give_back()
+            raise
+        self._timeline.reserved()
+        return lease
+
+    async def _granted(self) -> decode_service_pb2.Lease:
+        assignment = self._assignment
+        try:
+            async with asyncio.timeout(self._config.reserve_timeout_s):
+                event = await self._inbox.get()
+        except TimeoutError:
+            raise Unavailable(f"{assignment.decode.name} did not answer a reservation in time") from None
+        match event:
+            case decode_service_pb2.ReserveResult():
+                if event.HasField("refusal"):
+                    raise from_failure(event.refusal.failure)
+                return event.lease
+            case LinkLost():
+                raise event.error
+            case _:
+                raise InternalError(f"{assignment.decode.name} answered a reservation out of turn")
+
+    def _send_prefill(self, prefill: PrefillLink, lease: decode_service_pb2.Lease) -> None:
+        assignment, inbox, decode = self._assignment, self._inbox, self._assignment.decode
+        target = prefill_service_pb2.TransferTarget(
+            lease_id=lease.lease_id,
+            worker=decode.name,
+            incarnation=decode.info.incarnation,
+            num_held_tokens=lease.num_held_tokens,
+        )
+        command = prefill_service_pb2.PrefillCommand(
+            attempt_id=inbox.attempt_id,
+            sequence=self._owner.sequence(),
+            target=target,
+            cost_tokens=assignment.cost,
+        )
+        prefill.attach(inbox)
+        prefill.send(PrefillServiceSessionRequest(prefill=command))
+
+    async def _follow(self, lease: decode_service_pb2.Lease) -> None:
+        """Handles events until both legs are done; raises what ends the attempt."""
+        owner = self._owner
+        while not (owner.finish_reason and self._prefill_done):
+            match await self._inbox.get():
+                case common_pb2.TokenEvent() as event:
+                    owner.deliver(event)
+                case common_pb2.PromptLogprobs() as event:
+                    owner.deliver_scores(event)
+                case common_pb2.AloneStep() as event:
+                    self._suspicion.runs_alone = not event.ended
+                case decode_service_pb2.PromptComputed() as event:
+                    self._timeline.prompt_computed(event)
+                case prefill_service_pb2.PrefillEnded() as event:
+                    self._prefill_done = True
+                    self._prefill_ended(event, lease)
+                    if event.HasField("failure") and not self._committed:
+                        self._prefill_failed(from_failure(event.failure))
+                case LinkLost(role=common_pb2.ROLE_PREFILL) as event:
+                    self._prefill_lost(event)
+                case event if not owner.finish_reason:
+                    self._decode_said(event)
+
+    def _prefill_ended(
+        self, event: prefill_service_pb2.PrefillEnded, lease: decode_service_pb2.Lease
+    ) -> None:
+        assignment = self._assignment
+        self._timeline.prefill_ended(event)
+        if assignment.prefill is not None:
+            self._outlook.computed(assignment.prefill, event.prefill)
+            num_sent = event.prefill.num_computed_tokens + event.prefill.num_cached_tokens
+            if event.HasField("committed"):
+                self._outlook.transferred(
+                    assignment.prefill.incarnation,
+                    assignment.decode.incarnation,
+                    num_sent - lease.num_held_tokens,
+                    event.transfer_tail_ms,
+                )
+
+    def _prefill_lost(self, lost: LinkLost) -> None:
+        prefill, is_complete = self._assignment.prefill, bool(self._owner.finish_reason)
+        if prefill is not None and not self._prefill_done and not is_complete:
+            self._suspicion.lost(prefill.incarnation)
+        self._prefill_done = True
+        if not self._committed and not is_complete:
+            self._prefill_failed(lost.error)
+
+    def _decode_said(self, event: Event) -> None:
+        """What the decode worker says beside tokens; not asked once the answer is complete."""
+        decode = self._assignment.decode
+        match event:
+            case decode_service_pb2.LeaseOutcome():
+                if not event.HasField("committed"):
+                    reason = common_pb2.GoneReason.Name(event.gone).removeprefix("GONE_REASON_")
+                    raise KvTransferFailed(f"the lease at {decode.name} is gone: {reason}")
+                self._committed = True
+                self._timeline.committed()
+                self._owner.committed_at(decode)
+            case decode_service_pb2.DecodeFailed():
+                raise from_failure(event.failure)
+            case decode_service_pb2.Preempted():
+                raise GaveWay
+            case LinkLost():
+                if self._committed:
+                    self._suspicion.lost(decode.incarnation)
+                raise event.error
+
+    def _prefill_failed(self, error: BatonError) -> None:
+        """Before the commit is known of, only the decode worker can tell whether it happened."""
+        if not isinstance(error, Unavailable):
+            raise error
+        command = decode_service_pb2.AbortIfUncommittedCommand(attempt_id=self._inbox.attempt_id)
+        self._assignment.decode.send(DecodeServiceSessionRequest(abort_if_uncommitted=command))

@@ -1,0 +1,65 @@
+"""What a router tells a collector about its decisions.
+
+Owns names, units and attributes of its instruments. Attributes are bounded: a kind of prediction, a way to
+place, a reason.
+
+    baton.router.prediction.error  1  gauge      kind       p90 of |predicted - measured| / measured
+    baton.router.regret            s  histogram  placement  TTFT beyond the best place not taken, predicted
+    baton.router.placed            1  counter    placement  attempts: remote or local
+    baton.router.shed              1  counter    reason     requests refused: queue, objective, displaced
+    baton.router.queue.duration    s  histogram  priority   from arrival to placement, of first attempts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
+
+from router.cost_model import KINDS, CostModel
+
+
+class RouterMetrics:
+    """Of one router; also keeps the totals that `baton status` shows."""
+
+    def __init__(self, meter: Meter | None = None) -> None:
+        self._meter = meter = meter or NoOpMeter("baton")
+        self._regret_s = meter.create_histogram("baton.router.regret", "s")
+        self._placed = meter.create_counter("baton.router.placed", "1")
+        self._shed = meter.create_counter("baton.router.shed", "1")
+        self._queue_s = meter.create_histogram("baton.router.queue.duration", "s")
+        self.num_placed = {"remote": 0, "local": 0}
+        self.num_shed = 0
+        self.num_regrets = 0
+        self.sum_regret_ms = 0.0
+
+    def watch(self, costs: CostModel) -> None:
+        """Reports how far predictions are off, whenever the collector asks."""
+
+        def errors(_options: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(costs.error_p90(kind), {"kind": kind}) for kind in KINDS]
+
+        self._meter.create_observable_gauge("baton.router.prediction.error", [errors], "1")
+
+    def placed(self, placement: str, priority: str, queue_s: float | None) -> None:
+        """An attempt got its workers. queue_s: how long it waited, of a first attempt."""
+        self.num_placed[placement] += 1
+        self._placed.add(1, {"placement": placement})
+        if queue_s is not None:
+            self._queue_s.record(queue_s, {"priority": priority})
+
+    def regretted(self, placement: str, regret_ms: float) -> None:
+        """A first token came; regret_ms is 0 if no other place was predicted to be better."""
+        self.num_regrets += 1
+        self.sum_regret_ms += regret_ms
+        self._regret_s.record(regret_ms / 1000, {"placement": placement})
+
+    def shed(self, reason: str) -> None:
+        """A request was refused."""
+        self.num_shed += 1
+        self._shed.add(1, {"reason": reason})
+
+    @property
+    def mean_regret_ms(self) -> float:
+        """Over all first tokens."""
+        return self.sum_regret_ms / self.num_regrets if self.num_regrets else 0.0

@@ -1,0 +1,1 @@
+"""Replays recorded traffic in virtual time under another policy. No network, no event loop, no torch."""

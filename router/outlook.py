@@ -1,0 +1,142 @@
+"""What a router has learned of its workers and its traffic, and what it expects.
+
+Hears everything that is measured and hands it to the cores that learn: how long things take, what workers
+have cached, how long answers get, which length buckets carry how much work. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from baton.v1 import common_pb2, decode_service_pb2
+from router.affinity import BucketAffinity
+from router.config import RouterConfig
+from router.cost_model import CostModel
+from router.decision_log import DecisionLog
+from router.decode_link import DecodeLink
+from router.learned_edges import LearnedEdges
+from router.link import WorkerLink
+from router.metrics import RouterMetrics
+from router.output_lengths import OutputLengths
+from router.prefix_map import PrefixMap
+
+# A worker that does not exist: its predictions are those of the whole fleet.
+ANY_WORKER = 0
+# How often buckets may be dealt out to workers anew, and their edges learned.
+REVIEW_S = 5.0
+
+
+class Outlook:
+    """Everything learned.
+
+    costs: predicted times.  lengths: of answers.  prefixes: what workers have cached.
+    """
+
+    def __init__(self, config: RouterConfig, log: DecisionLog, metrics: RouterMetrics) -> None:
+        self.costs = CostModel()
+        self.lengths = OutputLengths(config.output_quantile) if config.output_quantile else None
+        self.prefixes = PrefixMap()
+        self.metrics = metrics
+        metrics.watch(self.costs)
+        self._log = log
+        self._names: dict[int, str] = {}
+        num_buckets = len(config.bucket_edges) + 1
+        self._edges = LearnedEdges(num_buckets, config.bucket_edges) if config.learn_buckets else None
+        self._affinity = BucketAffinity(num_buckets)
+        self._reviewed_at = -REVIEW_S
+
+    def distance(self, bucket: int, worker: int) -> int:
+        """From a prefill worker to the nearest one that owns the bucket, in buckets."""
+        return self._affinity.distance(bucket, worker)
+
+    def expected_tokens(self, num_prompt_tokens: int, num_output_tokens: int, max_tokens: int) -> int:
+        """Tokens that a request is expected to have in a cache at its end."""
+        if self.lengths is None:
+            return num_prompt_tokens + num_output_tokens
+        # The last token's KV is never stored.
+        return num_prompt_tokens + self.lengths.expected(max_tokens, num_output_tokens) - 1
+
+    def queued(self, bucket: int, num_tokens: int, work_ms: float) -> None:
+        """A prompt of that many uncached tokens, and of that predicted work, has come."""
+        self._affinity.observe(bucket, work_ms, _now())
+        if self._edges is not None:
+            self._edges.observe(num_tokens, work_ms)
+
+    def review(self, workers: Sequence[int]) -> tuple[int, ...] | None:
+        """Deals buckets out to the prefill workers there are; returns edges, where they are learned."""
+        now = _now()
+        self._affinity.assign(workers, now)
+        if self._edges is None or now - self._reviewed_at < REVIEW_S:
+            return None
+        self._reviewed_at = now
+        return self._edges.edges()
+
+    def cached(self, link: WorkerLink[Any, Any], changes: common_pb2.CacheChanges) -> None:
+        """A worker's prefix cache has changed; raises PeerLost if it cannot have."""
+        self.prefixes.apply(link.incarnation, changes, block_size=link.block_size, max_keys=link.num_blocks)
+
+    def stepped(self, link: WorkerLink[Any, Any], load: decode_service_pb2.StepLoad) -> None:
+        """A decode worker has computed a step."""
+        self.costs.observe_step(
+            link.incarnation,
+            load.num_decoding,
+            load.num_context_tokens,
+            load.num_prompt_tokens,
+            load.duration_ms,
+        )
+
+    def joined(self, link: WorkerLink[Any, Any]) -> None:
+        """A session with a worker has begun."""
+        self._names[link.incarnation] = link.name
+        self._log.worker_joined(
+            _now(),
+            name=link.name,
+            role=link.role,
+            incarnation=link.incarnation,
+            num_blocks=link.num_blocks,
+            block_size=link.block_size,
+            chunk_tokens=link.chunk_tokens,
+            max_batch_tokens=link.max_batch_tokens,
+            mixed_tokens=link.mixed_tokens if isinstance(link, DecodeLink) else 0,
+            max_running=link.max_running if isinstance(link, DecodeLink) else 0,
+        )
+
+    def lost(self, link: WorkerLink[Any, Any]) -> None:
+        """A session has ended: what was known of that worker's cache is void."""
+        self.prefixes.forget(link.incarnation)
+        if self._names.pop(link.incarnation, None) is not None:
+            self._log.worker_gone(_now(), name=link.name)
+
+    def forgotten(self, incarnation: int) -> None:
+        """That process will not come back."""
+        self.costs.forget(incarnation)
+
+    def close(self) -> None:
+        """Writes what is left of the log."""
+        self._log.costs(_now(), self.costs, self._names, is_last=True)
+        self._log.close()
+
+    def computed(self, link: WorkerLink[Any, Any], times: common_pb2.PrefillTimes) -> None:
+        """A worker has computed a prompt."""
+        is_prefill = not isinstance(link, DecodeLink)
+        # A decode worker's steps say what its prompts cost; see CostModel.step_ms.
+        if is_prefill and times.total_ms and times.num_computed_tokens:
+            self.costs.observe_prefill(
+                link.incarnation, times.num_computed_tokens, times.num_cached_tokens, times.compute_ms
+            )
+
+    def transferred(self, source: int, target: int, num_tokens: int, tail_ms: float) -> None:
+        """The KV of that many tokens has travelled."""
+        self.costs.observe_transfer(source, target, num_tokens, tail_ms)
+
+    def answered(self, max_tokens: int, num_output_tokens: int) -> None:
+        """A request has ended by itself."""
+        self._log.costs(_now(), self.costs, self._names)
+        if self.lengths is not None:
+            self.lengths.observe(max_tokens, num_output_tokens)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
