@@ -37,6 +37,9 @@ class Owner(Protocol):
     def sequence(self) -> common_pb2.Sequence:
         """The request as workers get it now."""
 
+    def stamp(self, sequence: common_pb2.Sequence) -> None:
+        """Brings what depends on the time up to date."""
+
     def deliver(self, event: common_pb2.TokenEvent) -> None:
         """Takes the tokens of an event that are new."""
 
@@ -78,18 +81,21 @@ class Attempt:
 
     async def run(self) -> None:
         """Runs to the last token; raises what ends the attempt before, GaveWay among it."""
-        lease = await self._reserve()
+        # Made once for both workers: a long one takes its time.
+        sequence = self._owner.sequence()
+        lease = await self._reserve(sequence)
         if self._assignment.prefill is not None:
-            self._send_prefill(self._assignment.prefill, lease)
+            self._owner.stamp(sequence)
+            self._send_prefill(self._assignment.prefill, sequence, lease)
         await self._follow(lease)
 
-    async def _reserve(self) -> decode_service_pb2.Lease:
+    async def _reserve(self, sequence: common_pb2.Sequence) -> decode_service_pb2.Lease:
         assignment, inbox = self._assignment, self._inbox
         try:
             assignment.decode.attach(inbox)
             command = decode_service_pb2.ReserveCommand(
                 attempt_id=inbox.attempt_id,
-                sequence=self._owner.sequence(),
+                sequence=sequence,
                 compute_locally=assignment.prefill is None,
             )
             assignment.decode.send(DecodeServiceSessionRequest(reserve=command))
@@ -118,7 +124,9 @@ class Attempt:
             case _:
                 raise InternalError(f"{assignment.decode.name} answered a reservation out of turn")
 
-    def _send_prefill(self, prefill: PrefillLink, lease: decode_service_pb2.Lease) -> None:
+    def _send_prefill(
+        self, prefill: PrefillLink, sequence: common_pb2.Sequence, lease: decode_service_pb2.Lease
+    ) -> None:
         assignment, inbox, decode = self._assignment, self._inbox, self._assignment.decode
         target = prefill_service_pb2.TransferTarget(
             lease_id=lease.lease_id,
@@ -128,7 +136,7 @@ class Attempt:
         )
         command = prefill_service_pb2.PrefillCommand(
             attempt_id=inbox.attempt_id,
-            sequence=self._owner.sequence(),
+            sequence=sequence,
             target=target,
             cost_tokens=assignment.cost,
         )

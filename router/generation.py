@@ -336,6 +336,10 @@ class Generation:
         """Takes log-probabilities of the prompt."""
         self._stream.push_prompt_logprobs(event)
 
+    def stamp(self, sequence: common_pb2.Sequence) -> None:
+        """Brings what depends on the time up to date."""
+        self.request.stamp(sequence, asyncio.get_running_loop().time())
+
     def sequence(self) -> common_pb2.Sequence:
         """The request as workers get it now."""
         now = asyncio.get_running_loop().time()

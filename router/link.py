@@ -115,6 +115,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         except PeerLost:
             # Known here before the reader knows it; nothing more may be placed on this worker.
             self.state = "lost"
+            self._listener.met()
             raise
 
     def attach(self, inbox: Inbox) -> None:

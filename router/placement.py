@@ -13,10 +13,8 @@ late: what itl is above its objective, times the tokens expected, so that it dec
 the objective. harm, of a prompt that d computes itself: what its chunks take from each answer that d is
 generating.
 
-Both roles are looked at apart, as nothing but the tail depends on both, and the best few of each together.
-Above SCAN_ALL workers of a role only NUM_SAMPLED random ones are looked at and those that have most of the
-prompt cached: the choice among a few random ones is nearly as even as among all (Mitzenmacher, "The power of
-two choices in randomized load balancing"), at a cost that does not grow with the fleet.
+Both roles are looked at apart, as nothing but the tail depends on both, and the best few of each together. Of
+many workers only some are looked at (router/draw.py).
 
 Predictions are not exact: scores within NEAR of the best are equal. Of equal ones the nearest to those that
 own the prompt's length bucket is taken (router/affinity.py), so that prompts of one length meet, and then
@@ -28,27 +26,19 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from router.places import Ask, Candidate, Costs, Decision, DecodeT, PrefillT, WorkerView
+from router.draw import NUM_KEPT, Draw
+from router.places import Ask, Candidate, Costs, Decision, DecodeT, PrefillT
 
-SCAN_ALL = 16
-NUM_SAMPLED = 8
-# Of those that have most cached, so many are looked at as well.
-NUM_HOLDERS = 2
 # Of each role, so many are combined.
-NUM_FINALISTS = 3
-# Kept of a decision, for whoever asks why.
-NUM_KEPT = 6
+NUM_FINALISTS = 2
 # A decode worker computes a prompt itself only if that is better by this share: predictions are not exact.
 LOCAL_MARGIN = 0.1
 # Scores differ if by more than this share of the best one and this many milliseconds.
 NEAR, NEAR_MS = 0.02, 1.0
-
-
-_WorkerT = TypeVar("_WorkerT", bound=WorkerView)
 
 
 class Placement(Generic[PrefillT, DecodeT]):
@@ -73,7 +63,8 @@ class Placement(Generic[PrefillT, DecodeT]):
     ) -> None:
         self.mode = mode
         self._costs = costs
-        self._rng = rng
+        # Of its own, because drawing from the system's is slow.
+        self._rng = random.Random(rng.getrandbits(64))
         self._itl_objective_ms = itl_objective_ms
         self._local_max_tokens = local_max_tokens
         self._distance = distance
@@ -88,14 +79,7 @@ class Placement(Generic[PrefillT, DecodeT]):
         prefills, decodes: those that take requests. Nothing is taken; call taken() for the place taken.
         """
         excluded: list[tuple[str, str]] = []
-        is_last_resort = not _reached(prefills, decodes)
-        prefills, decodes = _trusted(prefills, decodes, now)
-        able = self._able(decodes, lambda d: d.objection(ask.reserve_tokens, ask.expected_tokens), excluded)
-        if not able:
-            return None
-        candidates = [] if self.mode == "colocated" else self._remote(ask, prefills, able, now, excluded)
-        if self.mode != "disaggregated":
-            candidates += self._local(ask, able, is_last_resort=is_last_resort)
+        candidates = self._candidates(ask, prefills, decodes, now, excluded)
         if not candidates:
             return None
         best_ms = min(candidate.score_ms for candidate in candidates)
@@ -115,10 +99,11 @@ class Placement(Generic[PrefillT, DecodeT]):
     def soonest_ms(
         self, ask: Ask, prefills: Sequence[PrefillT], decodes: Sequence[DecodeT], now: float
     ) -> float:
-        """Predicted time to the first token where it is shortest, whether or not that place takes one now."""
+        """Predicted time to the first token where it is shortest, be it that nobody takes a prompt now."""
         if self.mode == "colocated" or not prefills:
             return min((c.ttft_ms for c in self._local(ask, decodes, is_last_resort=True)), default=0.0)
-        computing = [self._computing(ask, prefill, now) for prefill in self._sample(prefills, ask.cached)]
+        drawn = Draw(self._rng, now, [], trusts_all=True).able(prefills, ask.cached, lambda _: "")
+        computing = [self._computing(ask, prefill, now) for prefill in drawn]
         return min(c.wait_ms + c.prefill_ms for c in computing)
 
     def taken(self, candidate: Candidate[PrefillT, DecodeT]) -> None:
@@ -132,22 +117,7 @@ class Placement(Generic[PrefillT, DecodeT]):
         """That worker is gone."""
         self._turns.pop(incarnation, None)
 
-    def _able(
-        self,
-        workers: Sequence[_WorkerT],
-        objection: Callable[[_WorkerT], str],
-        excluded: list[tuple[str, str]],
-    ) -> list[_WorkerT]:
-        able = []
-        for worker in workers:
-            why = objection(worker)
-            if not why:
-                able.append(worker)
-            elif len(excluded) < NUM_KEPT:
-                excluded.append((worker.name, why))
-        return able
-
-    def _remote(
+    def _candidates(
         self,
         ask: Ask,
         prefills: Sequence[PrefillT],
@@ -155,22 +125,54 @@ class Placement(Generic[PrefillT, DecodeT]):
         now: float,
         excluded: list[tuple[str, str]],
     ) -> list[Candidate[PrefillT, DecodeT]]:
+        """Places at workers whose breaker lets an attempt pass; at any where those reach nobody."""
+        is_last_resort = not _reached(prefills, decodes)
+        found = self._places(ask, prefills, decodes, now, excluded, is_last_resort=is_last_resort)
+        if found or is_last_resort or self.mode == "colocated":
+            return found
+        trusted_prefills = [worker for worker in prefills if worker.is_trusted(now)]
+        trusted_decodes = [worker for worker in decodes if worker.is_trusted(now)]
+        if _reached(trusted_prefills or prefills, trusted_decodes or decodes):
+            # They are busy: waited for, and no reason to go to one that fails.
+            return found
+        return self._places(ask, prefills, decodes, now, excluded, is_last_resort=False, trusts_all=True)
+
+    def _places(
+        self,
+        ask: Ask,
+        prefills: Sequence[PrefillT],
+        decodes: Sequence[DecodeT],
+        now: float,
+        excluded: list[tuple[str, str]],
+        *,
+        is_last_resort: bool,
+        trusts_all: bool = False,
+    ) -> list[Candidate[PrefillT, DecodeT]]:
+        drawn = Draw(self._rng, now, excluded, trusts_all=trusts_all)
+        able = drawn.able(decodes, ask.held, lambda d: d.objection(ask.reserve_tokens, ask.expected_tokens))
+        if not able:
+            return []
+        candidates: list[Candidate[PrefillT, DecodeT]] = []
+        if self.mode != "colocated":
+
+            def objection(prefill: PrefillT) -> str:
+                uncached = ask.num_tokens - ask.cached.get(prefill.incarnation, 0)
+                return prefill.objection(ask.num_tokens, uncached, ask.seniority)
+
+            candidates += self._remote(ask, drawn.able(prefills, ask.cached, objection), able, now)
+        if self.mode != "disaggregated":
+            candidates += self._local(ask, able, is_last_resort=is_last_resort)
+        return candidates
+
+    def _remote(
+        self, ask: Ask, prefills: Sequence[PrefillT], decodes: Sequence[DecodeT], now: float
+    ) -> list[Candidate[PrefillT, DecodeT]]:
         """Places with a prefill worker."""
-
-        def objection(prefill: PrefillT) -> str:
-            uncached = ask.num_tokens - ask.cached.get(prefill.incarnation, 0)
-            return prefill.objection(ask.num_tokens, uncached, ask.seniority)
-
-        able = self._able(prefills, objection, excluded)
-        computing = [self._computing(ask, prefill, now) for prefill in self._sample(able, ask.cached)]
-        decoding = [self._decoding(ask, decode) for decode in self._sample(decodes, ask.held)]
-        found = self._pairs(ask, self._finalists(ask, computing), self._finalists(ask, decoding))
+        computing = [self._computing(ask, prefill, now) for prefill in prefills]
+        decoding = [self._decoding(ask, decode) for decode in decodes]
         # Where not everybody reaches everybody, the best few of each may not reach each other.
-        return found or self._pairs(
-            ask,
-            [self._computing(ask, prefill, now) for prefill in able],
-            [self._decoding(ask, decode) for decode in decodes],
-        )
+        found = self._pairs(ask, self._finalists(ask, computing), self._finalists(ask, decoding))
+        return found or self._pairs(ask, computing, decoding)
 
     def _pairs(
         self, ask: Ask, computing: Sequence[_Computing[PrefillT]], decoding: Sequence[_Decoding[DecodeT]]
@@ -183,22 +185,20 @@ class Placement(Generic[PrefillT, DecodeT]):
         ]
 
     def _pair(self, ask: Ask, c: _Computing[PrefillT], d: _Decoding[DecodeT]) -> Candidate[PrefillT, DecodeT]:
-        prefill, decode = c.worker, d.worker
-        held = ask.held.get(decode.incarnation, 0)
-        tail_ms = self._costs.transfer_ms(
-            prefill.incarnation, decode.incarnation, max(0, ask.num_tokens - held)
-        )
+        source, target = c.worker.incarnation, d.worker.incarnation
+        held = ask.held.get(target, 0)
+        tail_ms = self._costs.transfer_ms(source, target, max(0, ask.num_tokens - held))
         return Candidate(
-            prefill=prefill,
-            decode=decode,
-            num_cached_tokens=ask.cached.get(prefill.incarnation, 0),
+            c.worker,
+            d.worker,
+            num_cached_tokens=ask.cached.get(source, 0),
             num_held_tokens=held,
             wait_ms=c.wait_ms,
             prefill_ms=c.prefill_ms,
             transfer_ms=tail_ms,
             itl_ms=d.itl_ms,
             score_ms=c.score_ms + d.score_ms + tail_ms,
-            num_avoided=(prefill.incarnation in ask.avoid) + (decode.incarnation in ask.avoid),
+            num_avoided=(source in ask.avoid) + (target in ask.avoid),
         )
 
     def _computing(self, ask: Ask, prefill: PrefillT, now: float) -> _Computing[PrefillT]:
@@ -213,10 +213,15 @@ class Placement(Generic[PrefillT, DecodeT]):
         return _Computing(prefill, wait_ms, prefill_ms, wait_ms + prefill_ms)
 
     def _decoding(self, ask: Ask, decode: DecodeT) -> _Decoding[DecodeT]:
-        beside = decode.num_decoding
+        beside, backlog = decode.num_decoding, decode.num_backlog_tokens
         context = decode.num_context_tokens + ask.num_tokens
-        prompt = decode.mixed_tokens if decode.num_backlog_tokens else 0
-        itl_ms = self._costs.step_ms(decode.incarnation, beside + 1, context, prompt)
+        itl_ms = self._costs.step_ms(decode.incarnation, beside + 1, context)
+        if backlog:
+            # Some of the answer's steps compute prompts as well.
+            mixed = min(backlog, decode.mixed_tokens)
+            slow_ms = self._costs.step_ms(decode.incarnation, beside + 1, context, mixed)
+            num_slow = -(-backlog // max(1, decode.mixed_tokens))
+            itl_ms += (slow_ms - itl_ms) * min(1.0, num_slow / ask.num_new_tokens)
         return _Decoding(decode, itl_ms, itl_ms + self._late_ms(ask, itl_ms, beside + 1, decode.max_running))
 
     def _late_ms(self, ask: Ask, itl_ms: float, num_running: int, max_running: int) -> float:
@@ -233,7 +238,7 @@ class Placement(Generic[PrefillT, DecodeT]):
         """Places where the decode worker computes the prompt itself."""
         is_free = self.mode == "colocated" or is_last_resort
         found = []
-        for decode in self._sample(decodes, ask.held):
+        for decode in decodes:
             # The last token is always computed: its logits are wanted.
             held = min(ask.held.get(decode.incarnation, 0), ask.num_tokens - 1)
             rest = ask.num_tokens - held
@@ -257,8 +262,8 @@ class Placement(Generic[PrefillT, DecodeT]):
         harm_ms = beside * num_steps * max(0.0, step_ms - plain_ms)
         d = self._decoding(ask, decode)
         candidate: Candidate[PrefillT, DecodeT] = Candidate(
-            prefill=None,
-            decode=decode,
+            None,
+            decode,
             num_cached_tokens=held,
             num_held_tokens=held,
             wait_ms=wait_ms,
@@ -269,17 +274,6 @@ class Placement(Generic[PrefillT, DecodeT]):
             num_avoided=decode.incarnation in ask.avoid,
         )
         return candidate, step_ms
-
-    def _sample(self, workers: Sequence[_WorkerT], has: Mapping[int, int]) -> Sequence[_WorkerT]:
-        """The workers to look at: all of a few; of many, random ones and those that have most cached."""
-        if len(workers) <= SCAN_ALL:
-            return workers
-        sampled = {worker.incarnation: worker for worker in self._rng.sample(list(workers), NUM_SAMPLED)}
-        if has:
-            holders = [worker for worker in workers if worker.incarnation in has]
-            best = heapq.nlargest(NUM_HOLDERS, holders, key=lambda worker: has[worker.incarnation])
-            sampled |= {worker.incarnation: worker for worker in best}
-        return list(sampled.values())
 
     def _finalists(self, ask: Ask, apart: Sequence[_ApartT]) -> Sequence[_ApartT]:
         """The best few of one role."""
@@ -314,7 +308,7 @@ class Placement(Generic[PrefillT, DecodeT]):
         return turn
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Computing(Generic[PrefillT]):
     worker: PrefillT
     wait_ms: float
@@ -322,7 +316,7 @@ class _Computing(Generic[PrefillT]):
     score_ms: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Decoding(Generic[DecodeT]):
     worker: DecodeT
     itl_ms: float
@@ -335,17 +329,6 @@ _ApartT = TypeVar("_ApartT", bound=_Computing[Any] | _Decoding[Any])
 def _blurred(score_ms: float, best_ms: float) -> float:
     """The score, or one and the same for all that are as good as the best."""
     return max(score_ms, best_ms * (1 + NEAR) + NEAR_MS)
-
-
-def _trusted(
-    prefills: Sequence[PrefillT], decodes: Sequence[DecodeT], now: float
-) -> tuple[Sequence[PrefillT], Sequence[DecodeT]]:
-    """Those whose breaker lets an attempt pass; all where that leaves nobody who reaches anybody."""
-    trusted_prefills = [worker for worker in prefills if worker.is_trusted(now)] or prefills
-    trusted_decodes = [worker for worker in decodes if worker.is_trusted(now)] or decodes
-    if prefills and not _reached(trusted_prefills, trusted_decodes):
-        return prefills, decodes
-    return trusted_prefills, trusted_decodes
 
 
 def _reached(prefills: Iterable[PrefillT], decodes: Sequence[DecodeT]) -> bool:

@@ -70,21 +70,24 @@ class GenerationRequest:
 
     def sequence(self, output_token_ids: list[int], *, now: float, traceparent: str) -> common_pb2.Sequence:
         """The request as workers see it at loop time `now`, with the tokens generated so far."""
-        remaining_ms = 0
-        if self.deadline_at is not None:
-            # 0 would mean that there is none.
-            remaining_ms = max(1, round(1000 * (self.deadline_at - now)))
-        return common_pb2.Sequence(
+        sequence = common_pb2.Sequence(
             request_id=self.request_id,
             token_ids=[*self.prompt_token_ids, *output_token_ids],
             num_prompt_tokens=len(self.prompt_token_ids),
             sampling=self.params.to_proto(),
             traceparent=traceparent,
-            remaining_ms=remaining_ms,
             sample_index=self.sample_index,
             cache_salt=self.cache_salt,
-            age_ms=max(0, round(1000 * (now - self.arrived_at))),
         )
+        self.stamp(sequence, now)
+        return sequence
+
+    def stamp(self, sequence: common_pb2.Sequence, now: float) -> None:
+        """Brings what depends on the time up to date."""
+        if self.deadline_at is not None:
+            # 0 would mean that there is none.
+            sequence.remaining_ms = max(1, round(1000 * (self.deadline_at - now)))
+        sequence.age_ms = max(0, round(1000 * (now - self.arrived_at)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

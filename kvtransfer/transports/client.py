@@ -76,11 +76,11 @@ class _Link:
 
     peer: Peer
     channel: grpc.aio.Channel
+    # Attempts of which something may still write into the receiver's slots, over this link or one before it.
+    writing: set[bytes]
     pairing: Pairing | None = None
     carrier: _ClosableCarrier | None = None
     num_writes: int = 0
-    # Of which something may still write into the receiver's slots; a failed carrier's stay for good.
-    writing: set[bytes] = field(default_factory=set)
     is_parted: bool = False
     _dropped: list[_ClosableCarrier] = field(default_factory=list)
     pairing_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -147,6 +147,8 @@ class KvClient:
         self._config = config or ClientConfig()
         self._dial = dial
         self._links: dict[int, _Link] = {}
+        # By receiver, because they outlive a link that breaks; a failed carrier's stay for good.
+        self._writing: dict[int, set[bytes]] = {}
         self._nixl: NixlSource | None = None
         self._nixl_lock = asyncio.Lock()
 
@@ -164,7 +166,8 @@ class KvClient:
         """Connects and chooses the transport; raises PeerLost or IncompatiblePeer."""
         link = self._links.get(peer.incarnation)
         if link is None:
-            link = self._links[peer.incarnation] = _Link(peer, self._dial(peer.address))
+            writing = self._writing.setdefault(peer.incarnation, set())
+            link = self._links[peer.incarnation] = _Link(peer, self._dial(peer.address), writing)
         async with link.pairing_lock:
             if link.pairing is None and not link.is_parted:
                 try:
@@ -223,6 +226,7 @@ class KvClient:
                     link.writing.discard(ticket.attempt_id)
                 if writer.carrier_failure and link.carrier is not None and not link.is_parted:
                     self._fall_back(link, writer.carrier_failure)
+                self._forget(link)
                 await link.tidy()
 
     async def close(self) -> None:
@@ -248,7 +252,13 @@ class KvClient:
     async def _drop(self, link: _Link) -> None:
         if self._links.get(link.peer.incarnation) is link:
             del self._links[link.peer.incarnation]
+            self._forget(link)
         await link.part()
+
+    def _forget(self, link: _Link) -> None:
+        """Once a link is dropped and nothing is under way, nobody needs to know who wrote."""
+        if link.peer.incarnation not in self._links and not link.writing:
+            self._writing.pop(link.peer.incarnation, None)
 
     async def _choose(self, link: _Link) -> Pairing:
         """Tries the fast transports in order; what does not work is told in one line, and gRPC is taken."""

@@ -13,6 +13,7 @@ from baton.v1 import common_pb2
 PROMISED = {
     "INVALID_REQUEST": ("INVALID_ARGUMENT", False),
     "UNKNOWN_MODEL": ("NOT_FOUND", False),
+    "UNKNOWN_REQUEST": ("NOT_FOUND", False),
     "UNAUTHENTICATED": ("UNAUTHENTICATED", False),
     "OVERLOADED": ("RESOURCE_EXHAUSTED", True),
     "UNAVAILABLE": ("UNAVAILABLE", True),

@@ -35,8 +35,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaFor
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def real_cluster(real_model: ModelDir) -> AsyncIterator[LocalCluster]:
-    """The real model in fp32: router, one prefill worker, one decode worker on Ray."""
-    config = ClusterConfig(model=str(real_model.path), dtype="float32", **ANY_PORTS)
+    """The real model in fp32: router, one prefill worker for all prompts, one decode worker on Ray."""
+    config = ClusterConfig(
+        model=str(real_model.path), dtype="float32", placement="disaggregated", **ANY_PORTS
+    )
     async with await LocalCluster.start(config) as cluster:
         yield cluster
 
@@ -45,10 +47,11 @@ async def real_cluster(real_model: ModelDir) -> AsyncIterator[LocalCluster]:
 async def tiny_cluster(
     tiny_model: tuple[Path, LlamaForCausalLM], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[LocalCluster]:
-    """The tiny model in fp32, decode worker as a plain process, tracing to a file."""
+    """The tiny model in fp32, a prefill worker for all prompts, plain processes, tracing to a file."""
     config = ClusterConfig(
         model=str(tiny_model[0]),
         dtype="float32",
+        placement="disaggregated",
         kv_cache_bytes=16 << 20,
         ray=False,
         trace_file=str(tmp_path_factory.mktemp("traces") / "spans.jsonl"),

@@ -198,10 +198,11 @@ def _owner_finder(supervisor: list[Supervisor]) -> Callable[[int], str]:
 def _router(name: str, model: Path, ports: dict[str, int], redis_url: str) -> RoleSpec:
     command = ("-m", "router", f"--name={name}", f"--model={model}", f"--port={ports[name]}")
     admin_port = ports[f"{name} admin"]
+    settings = (f"--admin-port={admin_port}", "--placement=disaggregated", "--drain-s=1")
     return RoleSpec(
         name=name,
         role="router",
-        command=(*command, f"--admin-port={admin_port}", "--drain-s=1"),
+        command=(*command, *settings),
         environment={"BATON_ROUTER_REDIS_URL": redis_url},
     )
 

@@ -39,6 +39,8 @@ LETTERS = "abcdef"
 TIGHT_BYTES = 400 * 256
 # Small, so that an answer grows by several; different, so that the transfer converts.
 BLOCK_SIZES = {"BATON_PREFILL_BLOCK_SIZE": "8", "BATON_DECODE_BLOCK_SIZE": "4"}
+# Blocks kept free for the growth of answers would leave few to give way.
+KEEPS_NONE_FREE = {"BATON_ROUTER_OUTPUT_QUANTILE": "0"}
 
 
 @dataclass(kw_only=True)
@@ -229,11 +231,12 @@ async def tight_cluster(tiny_model: tuple[Path, LlamaForCausalLM]) -> AsyncItera
         model=str(tiny_model[0]),
         dtype="float32",
         kv_cache_bytes=TIGHT_BYTES,
+        placement="disaggregated",
         ray=False,
         **ANY_PORTS,
     )
     with pytest.MonkeyPatch.context() as environment:
-        for name, value in BLOCK_SIZES.items():
+        for name, value in (BLOCK_SIZES | KEEPS_NONE_FREE).items():
             environment.setenv(name, value)
         async with await LocalCluster.start(config) as cluster:
             yield cluster

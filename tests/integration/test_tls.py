@@ -30,6 +30,7 @@ def config(model: Path, tls: TlsFiles) -> ClusterConfig:
         model=str(model),
         dtype="float32",
         kv_cache_bytes=16 << 20,
+        placement="disaggregated",
         ray=False,
         tls_cert=tls.cert,
         tls_key=tls.key,

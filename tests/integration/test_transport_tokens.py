@@ -60,6 +60,7 @@ async def test_tokens_are_transformers_over_every_transport(
         model=str(folder),
         dtype="float32",
         kv_cache_bytes=16 << 20,
+        placement="disaggregated",
         kv_transport=transport,
         threads=1,
         ray=False,

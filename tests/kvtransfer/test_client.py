@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ import torch
 
 from baton.errors import ConfigError, PeerLost
 from baton.v1.kv_transfer_service_pb2 import PairRequest, PairResponse
-from kvtransfer.contract import Committed, OutgoingFrame, Pairing, Peer
+from kvtransfer.contract import Committed, OutgoingFrame, Pairing, Peer, Ticket
 from kvtransfer.slots import Sender
 from kvtransfer.transports import client as client_module
 from kvtransfer.transports import nixl
+from kvtransfer.transports import writer as writer_module
 from kvtransfer.transports.client import ClientConfig
+from kvtransfer.transports.grpc_codec import encode_open
 from kvtransfer.transports.nixl import NixlCarrier, is_installed
 from kvtransfer.transports.service import KvService
 from kvtransfer.transports.shm import ShmCarrier
@@ -303,6 +305,34 @@ async def test_parting_lets_open_writes_end(tmp_path: Path) -> None:
         with pytest.raises(PeerLost, match="not paired"):
             await send(stage.sender(), rig, reserve(rig, b"b", 20))
         await stage.until_all_free()
+
+
+async def test_a_pair_made_anew_knows_of_writes_that_began_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever is not named counts as quiet, and its slots are given to others.
+    named: list[set[bytes]] = []
+
+    def noting(ticket: Ticket, sender: Sender, wanted_slots: int, open_attempts: Iterable[bytes]) -> Any:
+        named.append({*open_attempts})
+        return encode_open(ticket, sender, wanted_slots, open_attempts)
+
+    monkeypatch.setattr(writer_module, "encode_open", noting)
+    rig = make_rig()
+    async with staged(rig, tmp_path, "shm") as stage:
+        first, second, third = (reserve(rig, name, 20) for name in (b"a", b"b", b"c"))
+        async with stage.sender().transfer(rig.kv_source(first), target_of(first)) as transfer:
+            transfer.blocks_ready(16)
+            await until(partial(rig.has_frames, 1))
+            await stage.client.part(INCARNATION)
+            await stage.client.pair(stage.receiving.peer)
+            await send(stage.sender(), rig, second)
+            await transfer.commit(TOKEN)
+        await send(stage.sender(), rig, third)
+        await stage.client.part(INCARNATION)
+        await stage.until_all_free()
+        assert stage.client._writing == {}
+    assert named == [set(), {first.attempt_id}, set()]
 
 
 def test_a_transport_that_does_not_exist_is_named() -> None:

@@ -42,9 +42,9 @@ async def test_prefill_lost_but_the_kv_had_been_committed() -> None:
 async def test_prefill_lost_before_the_commit_resumes_with_the_delivered_token() -> None:
     async with staged() as stage:
         prefill, decode = await workers(stage)
-        other = await stage.prefill("prefill-1", budget=10)
         run = stage.generate(num_prompt_tokens=20, max_tokens=3)
         command = await to_prefill(prefill, decode)
+        other = await stage.prefill("prefill-1", budget=10)
         prefill.first_token(command, 70)
         stage.kill("prefill-0")
         await decode.command("abort_if_uncommitted")

@@ -14,10 +14,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from baton.answer import Chunk, Summary
+from baton.api_keys import ApiKey
 from baton.errors import BatonError
 from baton.generation import Generation
 from baton.routers import Routers
 from baton.telemetry import Span
+from baton.v1 import common_pb2
 from baton.v1.inference_service_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from tests.fakes import expected_answer
 from tests.simulation.calls import Caller, ClientCall, Metadata
@@ -34,9 +36,14 @@ class SimRouters(Routers):
     """
 
     def __init__(
-        self, targets: list[str], caller: Caller, window_bytes: int | None, resumed: Callable[[], None]
+        self,
+        targets: list[str],
+        caller: Caller,
+        window_bytes: int | None,
+        resumed: Callable[[], None],
+        api_key: ApiKey | None = None,
     ) -> None:
-        super().__init__(targets)
+        super().__init__(targets, api_key=api_key)
         self._caller = caller
         self._window_bytes = window_bytes
         self._resumed = resumed
@@ -67,7 +74,7 @@ class SimRouters(Routers):
 class Client:
     """One request from its first byte to its one outcome.
 
-    outcome: "" while it runs; then "finished", "cancelled", or an error's code.
+    outcome: "" while it runs; then "finished", "cancelled", or an error's code. reason: the error's words.
     note: called with what happens. tokenizer: of the model. rng: the SDK's.
     """
 
@@ -81,6 +88,7 @@ class Client:
     ) -> None:
         self.plan = plan
         self.outcome = ""
+        self.reason = ""
         self.token_ids: list[int] = []
         self.expected = expected_answer(
             plan.prompt, plan.max_tokens, KV_SHAPE, seed=plan.seed, stop_token_ids=plan.stop_token_ids
@@ -112,6 +120,7 @@ class Client:
                     if self.plan.patience_s:
                         await asyncio.sleep(self.plan.patience_s)
         except BatonError as error:
+            self.reason = error.message
             return error.code
         self._check_finished(generation.summary)
         return "finished"
@@ -127,6 +136,8 @@ class Client:
             stop_token_ids=plan.stop_token_ids,
             request_id=plan.request_id,
             ignore_eos=True,
+            priority=common_pb2.Priority.ValueType(plan.priority),
+            ttft_objective_ms=plan.ttft_objective_ms,
         )
 
     def _take(self, chunk: Chunk) -> None:

@@ -18,17 +18,12 @@ from tests.simulation import faults
 from tests.simulation.calls import Caller
 from tests.simulation.client import SLOW_WINDOW_BYTES, Client, SimRouters
 from tests.simulation.net import Connection, Network
-from tests.simulation.nodes import (
-    DecodeNode,
-    Node,
-    PrefillNode,
-    RouterNode,
-    Surroundings,
-    WorkerNode,
-    tokenizer,
-)
+from tests.simulation.explained import Explained
+from tests.simulation.nodes import DecodeNode, Node, PrefillNode, Surroundings, WorkerNode, tokenizer
 from tests.simulation.plan import Fault, Plan, RequestPlan, probe
 from tests.simulation.rest import unrest_of
+from tests.simulation.router_node import RouterNode
+from tests.simulation.routing import key_of
 from tests.simulation.sometimes import Sometimes
 from tests.simulation.trace import Trace
 from tests.simulation.virtual_loop import Process, State, VirtualLoop
@@ -63,6 +58,7 @@ class SimCluster:
         self.defects: list[str] = []
         self.trace = Trace(loop.time)
         self.sometimes = Sometimes()
+        self._explained = Explained(self.sometimes.hit, is_auto=plan.routing.placement == "auto")
         rng = random.Random(f"{plan.seed}/latency")
         self.net = Network(lambda source, target: rng.choice((0.0005, 0.01, 0.05)), str(plan.seed))
         self.around = Surroundings(plan, self.net, self, self.sometimes.hit, self.fail)
@@ -191,16 +187,26 @@ class SimCluster:
 
     def _account(self, connection: Connection, from_caller: bool, message: Any) -> None:
         self.sometimes.read(connection, from_caller, message)
-        name = connection.names[1]
+        caller, name = connection.names
+        if connection.kind == "generate":
+            self._generated(name, from_caller, message)
         if from_caller and connection.kind == "decode":
             self._witnesses[name].command(message)
         elif from_caller and connection.kind == "kv":
             self._witnesses[name].write(connection, message)
             if not isinstance(message, memoryview) and message.WhichOneof("message") == "quiet":
                 self._slots_ended(connection)
-        node = self.nodes.get(name)
+        node = self.nodes.get(name if from_caller else caller)
         if isinstance(node, WorkerNode):
             node.check_blocks()
+        elif isinstance(node, RouterNode):
+            node.check_counters(name, message)
+
+    def _generated(self, router: str, from_caller: bool, message: Any) -> None:
+        if from_caller:
+            self._explained.arrived(router, message.request_id, self.now())
+        elif message.WhichOneof("payload") == "summary":
+            self._explained.finished(router, message.summary.explain)
 
     def _granted(self, connection: Connection, slots: Sequence[int]) -> None:
         name = connection.names[1]
@@ -251,7 +257,11 @@ class SimCluster:
         window_bytes = SLOW_WINDOW_BYTES if request.patience_s else None
         caller = Caller(self.net, self._people, self)
         routers = SimRouters(
-            names, caller, window_bytes, partial(self.sometimes.hit, "an answer went on at another router")
+            names,
+            caller,
+            window_bytes,
+            partial(self.sometimes.hit, "an answer went on at another router"),
+            key_of(request.tenant),
         )
         rng = random.Random(f"{self.plan.seed}/client/{request.request_id}")
         client = Client(request, routers, tokenizer(), rng, partial(self._ended, request))
@@ -274,8 +284,11 @@ class SimCluster:
         points = {
             "cancelled": "client cancelled",
             "DEADLINE_EXCEEDED": "deadline passed",
-            "OVERLOADED": "queue overflow",
         }
+        if outcome == "OVERLOADED":
+            is_strict = request.ttft_objective_ms is not None
+            reason = self._by_request[request.request_id].reason
+            self._guard(partial(self._explained.refused, is_strict=is_strict), reason)
         if outcome == "cancelled" and request.request_id.startswith("probe"):
             self._loop.call_later(RELEASE_S, self._check_released, request.request_id)
         if outcome in points:

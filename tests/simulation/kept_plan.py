@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation.plan import Fault, Plan, RequestPlan, WorkerPlan
+from tests.simulation.routing import RoutingPlan
 
 FOLDER = Path(__file__).parent / "failed_once"
 _PARTS: dict[str, type[Any]] = {"workers": WorkerPlan, "requests": RequestPlan, "faults": Fault}
@@ -39,6 +40,8 @@ def _read(path: Path) -> Plan:
     fields = {key: _frozen(value) for key, value in json.loads(path.read_text(encoding="utf-8")).items()}
     for key, kind in _PARTS.items():
         fields[key] = tuple(kind(**{k: _frozen(v) for k, v in part.items()}) for part in fields[key])
+    if "routing" in fields:
+        fields["routing"] = RoutingPlan(**{k: _frozen(v) for k, v in fields["routing"].items()})
     return Plan(**fields)
 
 

@@ -23,10 +23,9 @@ from baton.models import ModelDir
 from baton.ports import WorkerInfo
 from baton.registry import registering
 from baton.v1 import common_pb2
-from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
-from baton.v1.inference_service_pb2 import GenerateRequest
+from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest
 from baton.v1.kv_transfer_service_pb2 import PairRequest
-from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
+from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest
 from decode_worker.service import DecodeServicer
 from decode_worker.worker import DecodeWorker
 from engine.batch import ForwardBatch
@@ -42,17 +41,11 @@ from kvtransfer.transports.grpc_codec import decode_request
 from kvtransfer.transports.service import KvService
 from prefill_worker.service import PrefillServicer
 from prefill_worker.worker import PrefillWorker
-from router.config import RouterConfig
-from router.core import RouterCore
-from router.grammars import GrammarCheck
-from router.service import InferenceServicer
-from router.text import Text
 from tests.fakes import FINGERPRINT
-from tests.router.tiny_text import at_once, byte_tokenizer, model_dir
+from tests.router.tiny_text import byte_tokenizer, model_dir
 from tests.simulation.arena import MemoryArena, Wire
 from tests.simulation.calls import Caller, Method, Server, ServerCall, Tap
 from tests.simulation.channel import SimChannel
-from tests.simulation.dial import SimDialer
 from tests.simulation.kv import FrameFaults, SentFrame, SimKvClient
 from tests.simulation.net import Network
 from tests.simulation.plan import KV_SHAPE, Plan, WorkerPlan
@@ -287,62 +280,8 @@ class DecodeNode(WorkerNode):
         return arena
 
 
-class RouterNode(Node):
-    """A router with its public door."""
-
-    def __init__(self, name: str, life: int, around: Surroundings) -> None:
-        super().__init__(name, life, around)
-        config = RouterConfig(
-            model="tiny",
-            max_queue=around.plan.max_queue,
-            max_attempts=around.plan.max_attempts,
-            resume_wait_s=3.0,
-            write_timeout_s=4.0,
-            bucket_edges=(8, 24),
-            max_wait_s=3.0,
-        )
-        self.core = RouterCore.assemble(
-            config,
-            identity=self.identity(common_pb2.ROLE_ROUTER),
-            registry=self.registry(),
-            prefill_dialer=self._dialer("prefill", PrefillServiceSessionResponse.FromString),
-            decode_dialer=self._dialer("decode", DecodeServiceSessionResponse.FromString),
-            rng=self.rng,
-        )
-        self.queue, self.fleet = self.core.queue, self.core.fleet
-        self.inference = InferenceServicer(
-            core=self.core,
-            model=model(),
-            text=Text(model(), at_once),
-            grammars=GrammarCheck(None, at_once),
-            rng=self.rng,
-        )
-        generate: Any = self.inference.Generate
-        self.serve({"generate": Method(partial(_generate, generate), GenerateRequest.FromString)})
-        self.process.spawn(self.fleet.run(), f"fleet-{name}")
-
-    def ledger(self) -> dict[str, int]:
-        links = self.fleet.links
-        return {
-            "requests": self.inference.num_requests,
-            "queued": len(self.queue),
-            "attempts": sum(link.num_attempts for link in links),
-            "spent": sum(getattr(link, "spent", 0) for link in links),
-            "asked": sum(len(getattr(link, "_asked", ())) for link in links),
-        }
-
-    def _dialer(self, kind: str, decode: Callable[[bytes], Any]) -> SimDialer:
-        caller = Caller(self.around.net, self.process, self.around.tap)
-        return SimDialer(kind, decode, caller, self.around.hit)
-
-
 def _session(session: Any) -> Callable[[ServerCall], Any]:
     return lambda call: session(call, call)
-
-
-async def _generate(generate: Any, call: ServerCall) -> None:
-    # The request came with the opening; nobody else reads.
-    await generate(await call.read(), call)
 
 
 async def _pair(service: KvService, call: ServerCall) -> None:

@@ -7,9 +7,11 @@ source, so that leaving a fault out changes nothing else.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from baton.v1 import common_pb2
 from tests.fakes import VOCAB
+from tests.simulation.routing import NAMES, RoutingPlan, draw_routing, with_callers
 
 KV_SHAPE = (2, 2, 2, 4)  # layers, keys and values, kv heads, head dim
 # With the longest answer it fits the smallest cache and the model.
@@ -41,7 +43,10 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPlan:
-    """One request. Times in virtual seconds; patience_s: pause of a slow reader between two reads."""
+    """One request. Times in virtual seconds; patience_s: pause of a slow reader between two reads.
+
+    ttft_objective_ms: it is to be refused where that cannot be met; None for whatever the router aims at.
+    """
 
     request_id: str
     at: float
@@ -53,6 +58,9 @@ class RequestPlan:
     deadline_s: float | None
     cancel_after_s: float | None
     patience_s: float
+    tenant: str = ""
+    priority: int = common_pb2.PRIORITY_NORMAL
+    ttft_objective_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +99,7 @@ class Plan:
     retire_s: float = 60.0
     carrier_delay_s: float = 0.0
     carrier_failures: float = 0.0
+    routing: RoutingPlan = field(default_factory=RoutingPlan)
 
     def without(self, index: int) -> Plan:
         """The same plan with one fault left out."""
@@ -111,6 +120,7 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
     )
     workers = _with_memory(seed, workers)
     slots = random.Random(f"{seed}/slots")
+    routing = draw_routing(seed)
     # Below the 2 s after which a silent session ends, only the lease itself can tell that its router is gone.
     lease_ttl_s = rng.choice((1.4, 1.4, 2.5, 5.0))
     return Plan(
@@ -124,13 +134,14 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
         kv_window_bytes=rng.choice((300, 1000, 64_000)),
         max_queue=rng.choice((4, 64, 64)),
         max_attempts=rng.choice((3, 6)),
-        requests=_requests(seed, routers, is_crowded, num_requests),
+        requests=with_callers(seed, routing, _requests(seed, routers, is_crowded, num_requests)),
         faults=_faults(seed, routers, workers, lease_ttl_s) + _cuts(seed, workers),
         slot_bytes=slots.choice((4096, 4096, 4096, 512)),
         max_slots_per_write=slots.choice((1, 4, 16)),
         retire_s=slots.choice((4.0, 60.0)),
         carrier_delay_s=slots.choice((0.0, 0.0, 0.05, 0.2, 0.5)),
         carrier_failures=slots.choice((0.0, 0.0, 0.05)),
+        routing=routing,
     )
 
 
@@ -242,6 +253,7 @@ def probe(plan: Plan, index: int, at: float) -> RequestPlan:
         deadline_s=None,
         cancel_after_s=rng.uniform(0.1, 1.0) if index % 2 else None,
         patience_s=0.0,
+        tenant=NAMES[0] if plan.routing.weights else "",
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tests.simulation.client import Client
-from tests.simulation.nodes import Node, PrefillNode, RouterNode, WorkerNode
+from tests.simulation.nodes import Node, PrefillNode, WorkerNode
 from tests.simulation.plan import Plan
+from tests.simulation.router_node import RouterNode
 
 # Tasks that exist for one request; none may outlive it.
 TRANSIENT = (
@@ -29,7 +30,8 @@ def unrest_of(plan: Plan, nodes: Mapping[str, Node], clients: Sequence[Client]) 
     if any(held.values()):
         return f"held: { {name: counts for name, counts in held.items() if counts} }"
     rest = _Rest(plan, nodes)
-    return rest.tasks_left() or rest.links_missing() or rest.pairs_astray() or rest.credit_astray()
+    checks = (rest.tasks_left, rest.links_missing, rest.pairs_astray, rest.credit_astray, rest.caches_astray)
+    return next((found for found in (check() for check in checks) if found), "")
 
 
 class _Rest:
@@ -79,4 +81,20 @@ class _Rest:
             )
             if table.num_free + known != table.budget:
                 return f"{node.name}: {table.num_free} free, routers know of {known} of {table.budget}"
+        return ""
+
+    def caches_astray(self) -> str:
+        """Every router's index of prefixes has what is in the workers' caches."""
+        for router in self._routers:
+            holders = router.core.outlook.prefixes._holders
+            living = {node.incarnation for node in self._nodes.values()}
+            if not holders.keys() <= living:
+                return f"{router.name} has prefixes of {len(holders.keys() - living)} workers that are gone"
+            for node in self._nodes.values():
+                if isinstance(node, WorkerNode):
+                    stored = {block.key for block in node.engine.pool.stored()}
+                    holder = holders.get(node.incarnation)
+                    if holder is None or holder.keys != stored:
+                        found = "nothing" if holder is None else len(holder.keys)
+                        return f"{router.name} thinks that {node.name} has {found} of {len(stored)} prefixes"
         return ""

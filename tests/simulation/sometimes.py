@@ -53,6 +53,14 @@ POINTS = (
     "slots were retired",
     "a sender said that it is quiet",
     "layers were sent before their step had ended",
+    "a decode worker computed a prompt itself",
+    "in auto, a prefill worker computed a prompt",
+    "in auto, a decode worker computed a prompt",
+    "a strict objective was refused",
+    "a request was displaced",
+    "a higher priority overtook a lower one",
+    "a place was passed over for the growth of the answers there",
+    "buckets moved",
 )
 RESUMES = ("resumed before the first token", "resumed during transfer", "resumed in mid-decode")
 
@@ -126,6 +134,8 @@ class Sometimes:
                 self._reserved(message.reserve_result)
             case "lease_outcome":
                 self._outcome(message.lease_outcome)
+            case "prompt_computed":
+                self.hit("a decode worker computed a prompt itself")
             case "preempted":
                 self.hit("a request gave way")
             case "step":

@@ -49,6 +49,18 @@ def cluster(router):
                 label="<128", num_waiting=2, num_waiting_tokens=90, num_dispatched=17
             )
         ],
+        routing=admin_service_pb2.RoutingStatus(
+            placement="auto",
+            prefill_error_p90=0.25,
+            step_error_p90=0.04,
+            transfer_error_p90=0.3,
+            num_remote=31,
+            num_local=12,
+            mean_regret_ms=1.5,
+            num_shed=5,
+            num_prefix_keys=640,
+            expected_output_tokens=90,
+        ),
     )
     return router
 
@@ -113,6 +125,26 @@ def test_pairs_are_objects_in_json(baton, cluster) -> None:
         {"worker": "decode-1", "transport": "grpc", "reason": "[/dev/shm] of another host"},
         {"worker": "decode-2", "transport": "", "reason": "num_layers differs"},
     ]
+
+
+def test_how_requests_are_placed_comes_after_the_buckets(baton, cluster) -> None:
+    lines = baton("status", "--address", cluster.address).out.splitlines()
+    first = lines.index(
+        "placement auto: 31 prompts computed by prefill workers, 12 by decode workers, mean regret 1.5 ms"
+    )
+    assert lines[first + 1 : first + 3] == [
+        "90 % of predictions are within 25 % of prefill, 4 % of decode steps, 30 % of what remains of transfers",
+        "640 cached blocks indexed, 5 requests shed, 9 of 10 answers have at most 90 tokens",
+    ]
+    assert next(place for place, line in enumerate(lines) if line.startswith("<128")) < first
+
+
+def test_routing_is_an_object_in_json(baton, cluster) -> None:
+    routing = json.loads(baton("status", "--json", "--address", cluster.address).out)["routing"]
+    names = {field.name for field in admin_service_pb2.RoutingStatus.DESCRIPTOR.fields}
+    assert set(routing) == names
+    assert (routing["placement"], routing["num_remote"], routing["num_local"]) == ("auto", 31, 12)
+    assert (routing["prefill_error_p90"], routing["expected_output_tokens"]) == (0.25, 90)
 
 
 def test_nobody_there_is_exit_code_3_with_a_remedy(baton) -> None:

@@ -43,6 +43,7 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
     flags += ["--kv-cache-bytes=1000", "--port=1", "--admin-port=2", "--dashboard-port=3"]
     flags += ["--redis-url=redis://h/0", "--no-ray", f"--trace-file={tmp_path}", f"--log-dir={tmp_path}"]
     flags += ["--tls-cert=c", "--tls-key=k", "--tls-ca=a", "--tls-server-name=n", "--kv-transport=nixl"]
+    flags += ["--placement=disaggregated"]
     assert settings(baton, started, *flags, "--start-timeout-s=9") == ClusterConfig(
         prefill=2,
         decode=3,
@@ -50,6 +51,7 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
         threads=4,
         dtype="float32",
         kv_cache_bytes=1000,
+        placement="disaggregated",
         kv_transport="nixl",
         port=1,
         admin_port=2,
@@ -76,7 +78,13 @@ def test_flags_win_over_the_environment_and_that_over_the_file(baton, started, t
 
 
 @pytest.mark.parametrize(
-    ("flag", "field"), [("--prefill=0", "prefill"), ("--dtype=int8", "dtype"), ("--port=70000", "port")]
+    ("flag", "field"),
+    [
+        ("--prefill=0", "prefill"),
+        ("--dtype=int8", "dtype"),
+        ("--port=70000", "port"),
+        ("--placement=warm", "placement"),
+    ],
 )
 def test_a_bad_setting_is_exit_code_2_and_named(baton, started, flag, field) -> None:
     ran = baton("up", flag)

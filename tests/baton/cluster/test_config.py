@@ -25,6 +25,33 @@ def test_the_workers_that_must_be_ready() -> None:
 
 
 @pytest.mark.parametrize(
+    ("placement", "prefill", "num_prefill"),
+    [
+        (None, None, 1),
+        ("auto", None, 1),
+        ("disaggregated", 2, 2),
+        ("colocated", None, 0),
+        ("colocated", 0, 0),
+        ("colocated", 2, 2),
+    ],
+)
+def test_only_a_colocated_cluster_goes_without_prefill_workers(placement, prefill, num_prefill) -> None:
+    config = ClusterConfig(placement=placement, prefill=prefill, decode=2)
+    assert config.num_prefill == num_prefill
+    assert config.num_workers == num_prefill + 2
+    assert {name for name in config.worker_names if name.startswith("prefill")} == {
+        f"prefill-{index}" for index in range(num_prefill)
+    }
+
+
+@pytest.mark.parametrize("placement", ["auto", "disaggregated"])
+def test_every_other_placement_needs_a_prefill_worker(placement) -> None:
+    with pytest.raises(ConfigError, match="at least 1") as caught:
+        ClusterConfig(placement=placement, prefill=0)
+    assert caught.value.field == "prefill"
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("prefill", 0),
@@ -36,6 +63,7 @@ def test_the_workers_that_must_be_ready() -> None:
         ("dashboard_port", -1),
         ("dtype", "int8"),
         ("kv_transport", "tcp"),
+        ("placement", "warm"),
         ("start_timeout_s", 0.0),
     ],
 )

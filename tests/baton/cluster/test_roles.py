@@ -51,6 +51,25 @@ def test_without_ray_the_router_names_no_dashboard(places) -> None:
     assert config.dashboard_url == ""
 
 
+@pytest.mark.parametrize("placement", ["auto", "disaggregated", "colocated"])
+def test_the_router_gets_the_placement(places, placement) -> None:
+    config = read(router_spec(ClusterConfig(placement=placement), places), RouterConfig, "router")
+    assert config.placement == placement
+
+
+def test_a_placement_that_is_not_set_is_left_to_the_routers_own_settings(places) -> None:
+    spec = router_spec(ClusterConfig(), places)
+    environ = {**spec.environment, "BATON_ROUTER_PLACEMENT": "disaggregated"}
+    config = load_config(RouterConfig, section="router", argv=spec.command[2:], environ=environ)
+    assert config.placement == "disaggregated"
+
+
+def test_a_colocated_cluster_runs_decode_workers_alone(places) -> None:
+    config = ClusterConfig(placement="colocated", decode=2, ray=False)
+    assert prefill_specs(config, places) == []
+    assert [spec.name for spec in decode_specs(config, places)] == ["decode-0", "decode-1"]
+
+
 def test_prefill_workers_have_names_and_share_settings(places) -> None:
     specs = prefill_specs(ClusterConfig(prefill=2, threads=3, dtype="float32"), places)
     configs = [read(spec, PrefillConfig, "prefill") for spec in specs]

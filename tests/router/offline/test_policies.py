@@ -136,7 +136,8 @@ def test_static_buckets_are_less_balanced_than_cost() -> None:
 
 
 def test_auto_computes_short_prompts_at_an_idle_decode_worker_while_prefill_workers_are_busy() -> None:
-    requests = [request(1, 0.0, 4000), *(request(number, 0.5, 30, 2) for number in range(2, 5))]
+    # Apart, so that the decode worker is idle each time.
+    requests = [request(1, 0.0, 4000), *(request(number, 0.5 * number, 30, 2) for number in range(2, 5))]
     costs = COSTS | {("step", ""): (20.0, 2.0, 0.0, 0.5)}
     busy = recording([PREFILLS[0], decode()], requests, costs=costs)
     forced = recording([PREFILLS[0], decode()], requests, costs=costs, placement="disaggregated")
