@@ -106,11 +106,10 @@ class Generation:
     async def run(self) -> None:
         """Runs to the last token; raises the error the client is to see."""
         try:
-            if self.finish_reason:
-                return
-            self._check_fits()
-            async with asyncio.timeout_at(self.request.deadline_at):
-                await self._run_attempts()
+            if not self.finish_reason:
+                self._check_fits()
+                async with asyncio.timeout_at(self.request.deadline_at):
+                    await self._run_attempts()
         except TimeoutError:
             late = DeadlineExceeded(
                 f"the deadline passed after {len(self.token_ids)} of at most "

@@ -101,7 +101,7 @@ class Placement(Generic[PrefillT, DecodeT]):
     ) -> float:
         """Predicted time to the first token where it is shortest, be it that nobody takes a prompt now."""
         if self.mode == "colocated" or not prefills:
-            return min((c.ttft_ms for c in self._local(ask, decodes, is_last_resort=True)), default=0.0)
+            return min((c.ttft_ms for c in self._local(ask, decodes, [], is_last_resort=True)), default=0.0)
         drawn = Draw(self._rng, now, [], trusts_all=True).able(prefills, ask.cached, lambda _: "")
         computing = [self._computing(ask, prefill, now) for prefill in drawn]
         return min(c.wait_ms + c.prefill_ms for c in computing)
@@ -161,7 +161,7 @@ class Placement(Generic[PrefillT, DecodeT]):
 
             candidates += self._remote(ask, drawn.able(prefills, ask.cached, objection), able, now)
         if self.mode != "disaggregated":
-            candidates += self._local(ask, able, is_last_resort=is_last_resort)
+            candidates += self._local(ask, able, excluded, is_last_resort=is_last_resort)
         return candidates
 
     def _remote(
@@ -233,7 +233,12 @@ class Placement(Generic[PrefillT, DecodeT]):
         return late_ms
 
     def _local(
-        self, ask: Ask, decodes: Sequence[DecodeT], *, is_last_resort: bool
+        self,
+        ask: Ask,
+        decodes: Sequence[DecodeT],
+        excluded: list[tuple[str, str]],
+        *,
+        is_last_resort: bool,
     ) -> list[Candidate[PrefillT, DecodeT]]:
         """Places where the decode worker computes the prompt itself."""
         is_free = self.mode == "colocated" or is_last_resort
@@ -241,11 +246,17 @@ class Placement(Generic[PrefillT, DecodeT]):
         for decode in decodes:
             # The last token is always computed: its logits are wanted.
             held = min(ask.held.get(decode.incarnation, 0), ask.num_tokens - 1)
-            rest = ask.num_tokens - held
+            rest, why = ask.num_tokens - held, ""
             if is_free or rest <= self._local_max_tokens:
                 candidate, step_ms = self._alone(ask, decode, held, rest)
                 if is_free or step_ms <= self._itl_objective_ms:
                     found.append(candidate)
+                else:
+                    why = f"alone: steps of {step_ms:.0f} ms would be above the objective for gaps"
+            else:
+                why = f"alone: {rest} tokens are above local_max_tokens"
+            if why and len(excluded) < NUM_KEPT:
+                excluded.append((decode.name, why))
         return found
 
     def _alone(

@@ -17,8 +17,8 @@ from baton.v1 import common_pb2
 from tests.simulation import faults
 from tests.simulation.calls import Caller
 from tests.simulation.client import SLOW_WINDOW_BYTES, Client, SimRouters
-from tests.simulation.net import Connection, Network
 from tests.simulation.explained import Explained
+from tests.simulation.net import Connection, Network
 from tests.simulation.nodes import DecodeNode, Node, PrefillNode, Surroundings, WorkerNode, tokenizer
 from tests.simulation.plan import Fault, Plan, RequestPlan, probe
 from tests.simulation.rest import unrest_of
