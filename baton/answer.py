@@ -21,7 +21,7 @@ class Chunk:
     text: what they complete; "" while a character is incomplete, or while it could still become a stop.
     logprobs: natural-log probabilities of the tokens; empty unless asked for.
     top_logprobs: the likeliest tokens beside each of them; empty unless asked for.
-    finish_reason: why the answer ended, in its last chunk, which has no tokens; "" before.
+    finish_reason: why the answer ended, in its last chunk, which may have no tokens; "" before.
     """
 
     index: int

@@ -36,6 +36,7 @@ class Answer:
         self._stream = stream
         self._text = text
         self._write = write
+        self._is_ended = False
 
     @property
     def committed(self) -> asyncio.Future[DecodeLink | None]:
@@ -68,7 +69,8 @@ class Answer:
             if not task.cancelled():
                 # Where the client left first, nobody else asks how the generation ended.
                 task.exception()
-        await self._end()
+        if not self._is_ended:
+            await self._end()
 
     async def _relay(self) -> None:
         """Passes on what comes, up to the end or a stop."""
@@ -82,7 +84,13 @@ class Answer:
                 return
 
     def _chunk(self, tokens: Tokens) -> Chunk:
+        """These tokens and their text; with the rest of the text and the reason, if they are the last."""
         text = self._text.push(tokens.token_ids)
+        reason = common_pb2.FINISH_REASON_UNSPECIFIED
+        if self._text.matched_stop or (self._generation.finish_reason and not self._stream.has_more):
+            self._is_ended = True
+            text += self._text.flush()
+            reason = self._finish_reason
         count = self._text.num_tokens - tokens.start_index
         return Chunk(
             index=self._request.sample_index,
@@ -91,6 +99,7 @@ class Answer:
             text=text,
             logprobs=tokens.logprobs[:count],
             top_logprobs=tokens.top_logprobs[:count],
+            finish_reason=reason,
         )
 
     def _prompt_chunk(self, tokens: PromptTokens) -> PromptLogprobsChunk:
@@ -102,7 +111,7 @@ class Answer:
         )
 
     async def _end(self) -> None:
-        """The last chunk: no tokens, the rest of the text, and why it is the last."""
+        """A last chunk without tokens, where those that came last were not known to be the last."""
         text = self._text.flush()
         chunk = Chunk(
             index=self._request.sample_index,

@@ -60,6 +60,9 @@ class RouterConfig:
         default=150.0, metadata={"help": "gap between tokens that placement keeps to where it can"}
     )
     max_queue: int = field(default=256, metadata={"help": "requests that may wait, over all buckets"})
+    max_requests: int = field(
+        default=4096, metadata={"help": "requests in flight; more are refused before they cost anything"}
+    )
     max_wait_s: float = field(
         default=5.0, metadata={"help": "a request that waited this long is no longer overtaken"}
     )
@@ -111,7 +114,7 @@ class RouterConfig:
                 f"output_quantile is {self.output_quantile}; it must be at least 0 and below 1",
                 field="output_quantile",
             )
-        for name in ("max_queue", "max_attempts", "default_max_tokens"):
+        for name in ("max_queue", "max_requests", "max_attempts", "default_max_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1", field=name)
 

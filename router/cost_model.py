@@ -27,9 +27,8 @@ Kind = Literal["prefill", "transfer", "step"]
 KINDS: Final[tuple[Kind, ...]] = ("prefill", "transfer", "step")
 
 # Before anything was measured: a model of some 100 million parameters on two cores of a laptop, and a tail of
-# one round trip.
-# A few tokens take as long as reading the weights: otherwise the first short prompts would make long ones look
-# endless.
+# one round trip. A few tokens take as long as reading the weights, or the first short prompts would make
+# long ones look endless.
 PREFILL_PRIOR: Final = (30.0, 1.0, 0.0)
 TRANSFER_PRIOR: Final = (1.0, 0.001)
 STEP_PRIOR: Final = (20.0, 1.5, 0.0015, 0.0)

@@ -6,7 +6,7 @@ place, a reason.
     baton.router.prediction.error  1  gauge      kind       p90 of |predicted - measured| / measured
     baton.router.regret            s  histogram  placement  TTFT beyond the best place not taken, predicted
     baton.router.placed            1  counter    placement  attempts: remote or local
-    baton.router.shed              1  counter    reason     requests refused: queue, objective, displaced
+    baton.router.shed              1  counter    reason     refused: queue, objective, rate, ...
     baton.router.queue.duration    s  histogram  priority   from arrival to placement, of first attempts
 """
 

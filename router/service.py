@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import grpc
 
-from baton.errors import BatonError, Unavailable
+from baton.errors import BatonError, Overloaded, Unavailable
 from baton.models import ModelDir
 from baton.telemetry import ROOT_SPAN, Span, start_span
 from baton.v1 import common_pb2, inference_service_pb2
@@ -84,6 +84,7 @@ class InferenceServicer(InferenceServiceServicer):
         span = start_span(ROOT_SPAN, parent=_traceparent(context))
         self.num_requests += 1
         try:
+            self._check_room()
             tenant = self._tenants.of(context.invocation_metadata())
             remaining_s = context.time_remaining()
             validated = await self._reader.read(
@@ -94,7 +95,7 @@ class InferenceServicer(InferenceServiceServicer):
                 traceparent=span.traceparent,
             )
             span.set(**{"baton.request_id": validated.first.request_id})
-            self._limits.take(tenant, arrived_at, len(validated.first.prompt_token_ids))
+            self._charge(tenant, arrived_at, len(validated.first.prompt_token_ids))
             await self._answer(validated, tenant, span, context)
         except BatonError as error:
             span.fail(error)
@@ -103,11 +104,29 @@ class InferenceServicer(InferenceServiceServicer):
             self.num_requests -= 1
             span.end()
 
+    def _check_room(self) -> None:
+        """Raises Overloaded if too many requests are in flight, this one among them."""
+        if self.num_requests > self._config.max_requests:
+            self._core.outlook.metrics.shed("requests")
+            raise Overloaded(
+                f"{self._config.max_requests} requests are in flight already; try again later",
+                retry_after_s=1.0,
+            )
+
+    def _charge(self, tenant: Tenant, now: float, num_prompt_tokens: int) -> None:
+        """Counts a request against its tenant's rates; raises Overloaded above them."""
+        try:
+            self._limits.take(tenant, now, num_prompt_tokens)
+        except Overloaded:
+            self._core.outlook.metrics.shed("rate")
+            raise
+
     async def ListModels(  # noqa: N802 - gRPC name
-        self, request: inference_service_pb2.ListModelsRequest, context: object
+        self, request: inference_service_pb2.ListModelsRequest, context: Context
     ) -> inference_service_pb2.ListModelsResponse:
-        """The one model served."""
-        del request, context
+        """The one model served; raises Unauthenticated like Generate."""
+        del request
+        self._tenants.of(context.invocation_metadata())
         model = inference_service_pb2.Model(
             name=self._model.name,
             max_model_len=self._model.max_model_len,

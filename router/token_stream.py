@@ -83,9 +83,14 @@ class TokenStream:
         self._ended = True
         self._change.set()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether something waits already."""
+        return bool(self._prompt.logprobs or self._waiting.token_ids)
+
     async def next(self) -> Tokens | PromptTokens | None:
         """All that came since the last call, the prompt's first, waiting for something; None at the end."""
-        while not (self._prompt.logprobs or self._waiting.token_ids):
+        while not self.has_more:
             if self._ended:
                 return None
             self._change.clear()

@@ -502,7 +502,7 @@ Global___PromptLogprobsChunk: _TypeAlias = PromptLogprobsChunk  # noqa: Y015
 
 @_typing.final
 class Chunk(_message.Message):
-    """Some tokens of one answer. The last chunk of an answer has no tokens, but a finish reason."""
+    """Some tokens of one answer. The last chunk of an answer has a finish reason, and maybe no tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -29,6 +29,7 @@ from kvtransfer.transports.writer import GrpcKvWriter
 from prefill_worker.credits import CreditTable
 from prefill_worker.pairs import Pairs
 from prefill_worker.worker import PrefillWorker
+from router.attempt import Attempt
 from router.generation import Generation
 from router.link import WorkerLink
 from router.prefill_link import PrefillLink
@@ -178,21 +179,24 @@ def credit_granted_twice() -> Any:
 
 @mutant("credit of a prompt that was refused a reservation is lost", seed=1)
 def credit_not_given_back() -> Any:
+    give_back = PrefillLink.give_back
+
     def lose(self: Any, attempt_id: bytes) -> None:
-        self._costs.pop(attempt_id, None)
+        self._costs[attempt_id] = 0
+        give_back(self, attempt_id)
 
     return patch.object(PrefillLink, "give_back", lose)
 
 
 @mutant("the client sees the first token twice")
 def no_dedupe_by_index() -> Any:
-    deliver = Generation._deliver
+    deliver = Generation.deliver
 
     def all_of_it(self: Any, event: Any) -> None:
         event.start_index = len(self.token_ids)
         deliver(self, event)
 
-    return patch.object(Generation, "_deliver", all_of_it)
+    return patch.object(Generation, "deliver", all_of_it)
 
 
 @mutant("a bit that flipped on the way becomes a wrong answer", seed=10)
@@ -202,7 +206,7 @@ def frame_digest_not_verified() -> Any:
 
 @mutant("a resumed request computes its answer again from the start")
 def resume_forgets_tokens() -> Any:
-    sequence = Generation._sequence
+    sequence = Generation.sequence
 
     def from_the_start(self: Any) -> Any:
         token_ids, self.token_ids = self.token_ids, []
@@ -211,12 +215,12 @@ def resume_forgets_tokens() -> Any:
         finally:
             self.token_ids = token_ids
 
-    return patch.object(Generation, "_sequence", from_the_start)
+    return patch.object(Generation, "sequence", from_the_start)
 
 
 @mutant("a resumed request loses the last token that its client has")
 def resume_one_token_short() -> Any:
-    sequence = Generation._sequence
+    sequence = Generation.sequence
 
     def short(self: Any) -> Any:
         message = sequence(self)
@@ -224,7 +228,7 @@ def resume_one_token_short() -> Any:
             message.token_ids.pop()
         return message
 
-    return patch.object(Generation, "_sequence", short)
+    return patch.object(Generation, "sequence", short)
 
 
 @mutant("a request waits for an answer that never comes", seed=4)
@@ -317,14 +321,14 @@ def blocks_of_the_preempted_lost() -> Any:
 
 @mutant("a request that gave way starts over, and its client sees the answer twice")
 def preemption_forgets_tokens() -> Any:
-    decode_said = Generation._decode_said
+    decode_said = Attempt._decode_said
 
-    def forgetful(self: Any, event: Any, assignment: Any, legs: Any) -> None:
+    def forgetful(self: Any, event: Any) -> None:
         if isinstance(event, decode_service_pb2.Preempted):
-            self.token_ids = []
-        decode_said(self, event, assignment, legs)
+            self._owner.token_ids = []
+        decode_said(self, event)
 
-    return patch.object(Generation, "_decode_said", forgetful)
+    return patch.object(Attempt, "_decode_said", forgetful)
 
 
 @mutant("a request is given KV that is not computed yet: its layers are told too early", seed=1)

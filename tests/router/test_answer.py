@@ -96,10 +96,10 @@ async def test_tokens_after_a_stop_are_cut_with_all_that_belongs_to_them() -> No
     ids = ids_of("abc")
     played.stream.push(ids, [-0.5, -1.5, -2.5], [top(1), top(2), top(3)])
     await played.end()
-    chunk, last = (response.chunk for response in played.sent)
+    (chunk,) = (response.chunk for response in played.sent)
     assert (list(chunk.token_ids), chunk.text, list(chunk.logprobs)) == (ids[:2], "a", [-0.5, -1.5])
     assert list(chunk.top_logprobs) == [top(1), top(2)]
-    assert (last.start_index, last.finish_reason) == (2, common_pb2.FINISH_REASON_STOP)
+    assert chunk.finish_reason == common_pb2.FINISH_REASON_STOP
     assert played.generation.was_cancelled
     choice = played.answer.choice()
     assert (choice.finish_reason, choice.num_output_tokens) == (common_pb2.FINISH_REASON_STOP, 2)
@@ -113,6 +113,18 @@ async def test_a_stop_in_the_last_token_counts_as_a_stop() -> None:
     played.generation.outcome.set_result(None)
     await played.end()
     assert played.answer.choice().finish_reason == common_pb2.FINISH_REASON_STOP
+
+
+async def test_tokens_known_to_be_the_last_carry_the_reason_and_the_rest_of_the_text() -> None:
+    # What could still become the stop is held back until no more comes.
+    played = Played("bc")
+    played.generation.finish_reason = common_pb2.FINISH_REASON_LENGTH
+    played.stream.push(ids_of("ab"), [])
+    played.generation.outcome.set_result(None)
+    await played.end()
+    (chunk,) = (response.chunk for response in played.sent)
+    assert (list(chunk.token_ids), chunk.text) == (ids_of("ab"), "ab")
+    assert chunk.finish_reason == common_pb2.FINISH_REASON_LENGTH
 
 
 async def test_the_prompts_logprobs_come_with_its_tokens() -> None:

@@ -20,7 +20,7 @@ from tests.simulation.client import SLOW_WINDOW_BYTES, Client, SimRouters
 from tests.simulation.explained import Explained
 from tests.simulation.net import Connection, Network
 from tests.simulation.nodes import DecodeNode, Node, PrefillNode, Surroundings, WorkerNode, tokenizer
-from tests.simulation.plan import Fault, Plan, RequestPlan, probe
+from tests.simulation.plan import NUM_PROBES, Fault, Plan, RequestPlan, probe
 from tests.simulation.rest import unrest_of
 from tests.simulation.router_node import RouterNode
 from tests.simulation.routing import key_of
@@ -58,7 +58,7 @@ class SimCluster:
         self.defects: list[str] = []
         self.trace = Trace(loop.time)
         self.sometimes = Sometimes()
-        self._explained = Explained(self.sometimes.hit, is_auto=plan.routing.placement == "auto")
+        self._explained = Explained(self.sometimes.hit, plan.routing)
         rng = random.Random(f"{plan.seed}/latency")
         self.net = Network(lambda source, target: rng.choice((0.0005, 0.01, 0.05)), str(plan.seed))
         self.around = Surroundings(plan, self.net, self, self.sometimes.hit, self.fail)
@@ -357,14 +357,15 @@ class SimCluster:
 
     def _probe(self) -> None:
         """New requests on the healed cluster, no more than any queue takes; every other one is cancelled."""
-        for index in range(4):
+        for index in range(NUM_PROBES):
             request = probe(self.plan, index, self.now() + 0.1 * index)
             self._send(request)
 
     def _check_probes(self) -> None:
         for client in self.clients:
-            is_probe = client.plan.request_id.startswith("probe")
-            if is_probe and client.outcome not in ("", "finished", "cancelled"):
+            is_strict = client.plan.ttft_objective_ms is not None
+            due = ("OVERLOADED",) if is_strict else ("finished", "cancelled")
+            if client.plan.request_id.startswith("probe") and client.outcome not in ("", *due):
                 self.fail(f"with everything healed, {client.plan.request_id} ended {client.outcome}")
 
     def _collect_failures(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.v1.route_explain_pb2 import AttemptExplain, RouteExplain
+from tests.simulation.routing import MAX_WAIT_S, RoutingPlan
 
 # Why a request may be refused as too much, by a part of the words, and what that is called.
 REFUSALS = {
@@ -18,12 +19,17 @@ REFUSALS = {
     "requests are waiting already": "queue overflow",
 }
 
+# Two stamps of one moment differ by less.
+ROUNDING_S = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """When a request's first attempt joined its queue and left it."""
+    """An attempt that was placed: when its request came, and when it joined its queue and left it."""
 
+    request_id: str
     priority: int
+    arrived_at: float
     queued_at: float
     placed_at: float
 
@@ -31,12 +37,12 @@ class _Placed:
 class Explained:
     """Ways of the requests of one run.
 
-    hit: told what was reached. is_auto: whether routers may choose who computes a prompt.
+    hit: told what was reached.
     """
 
-    def __init__(self, hit: Callable[[str], None], *, is_auto: bool) -> None:
+    def __init__(self, hit: Callable[[str], None], routing: RoutingPlan) -> None:
         self._hit = hit
-        self._is_auto = is_auto
+        self._routing = routing
         self._arrived_at: dict[tuple[str, str], float] = {}
         self._placed: dict[str, list[_Placed]] = {}
 
@@ -63,30 +69,48 @@ class Explained:
         for attempt in explain.attempts:
             if any("answers there will need" in candidate.excluded for candidate in attempt.candidates):
                 self._hit("a place was passed over for the growth of the answers there")
-        self._overtaken(router, explain)
+        self._order(router, explain)
 
     def _count(self, attempt: AttemptExplain) -> None:
         chosen = [candidate for candidate in attempt.candidates if candidate.chosen]
-        if not self._is_auto or not chosen:
+        if self._routing.placement != "auto" or not chosen:
             return
         is_local = chosen[0].prefill_worker == chosen[0].decode_worker
         self._hit(f"in auto, a {'decode' if is_local else 'prefill'} worker computed a prompt")
 
-    def _overtaken(self, router: str, explain: RouteExplain) -> None:
-        first = explain.attempts[0]
-        if first.number != 1 or not first.HasField("placed_at_ms"):
-            return
-        base = self._arrived_at[router, explain.request_id]
-        new = _Placed(explain.priority, base + first.queued_at_ms / 1000, base + first.placed_at_ms / 1000)
+    def _order(self, router: str, explain: RouteExplain) -> None:
+        """In which order attempts left the queue."""
+        arrived_at = self._arrived_at[router, explain.request_id]
         seen = self._placed.setdefault(router, [])
-        if any(_overtook(new, old) or _overtook(old, new) for old in seen):
+        new = [
+            _Placed(
+                explain.request_id,
+                explain.priority,
+                arrived_at,
+                arrived_at + attempt.queued_at_ms / 1000,
+                arrived_at + attempt.placed_at_ms / 1000,
+            )
+            for attempt in explain.attempts
+            if attempt.HasField("placed_at_ms")
+        ]
+        for one in new:
+            for old in seen:
+                self._compare(one, old)
+                self._compare(old, one)
+        seen += new
+
+    def _compare(self, one: _Placed, other: _Placed) -> None:
+        came_first = other.queued_at < one.placed_at and other.arrived_at < one.arrived_at
+        if not came_first or one.placed_at + ROUNDING_S >= other.placed_at:
+            return
+        if one.priority > other.priority:
             self._hit("a higher priority overtook a lower one")
-        seen.append(new)
-
-
-def _overtook(one: _Placed, other: _Placed) -> bool:
-    came_later = other.queued_at < one.queued_at < one.placed_at < other.placed_at
-    return one.priority > other.priority and came_later
+        waited_s = one.placed_at - other.arrived_at
+        # Where there are tenants, one that has had more than its share cannot claim the bound.
+        if waited_s > MAX_WAIT_S + ROUNDING_S and not self._routing.weights:
+            raise AssertionError(
+                f"{one.request_id} overtook {other.request_id}, which had waited for {waited_s:.3f} s"
+            )
 
 
 def _check(name: str, explain: RouteExplain) -> None:

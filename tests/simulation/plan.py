@@ -20,6 +20,7 @@ FAULT_PHASE_S = 40.0
 LINK_KINDS = ("delay", "reset", "silence", "clog", "partition", "frames")
 NODE_KINDS = ("crash", "gone", "pause", "slow")
 REGISTRY_KINDS = ("registry_down", "registry_stale", "registry_emptied")
+NUM_PROBES = 5
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -240,7 +241,10 @@ def _tokens(count: int, rng: random.Random) -> tuple[int, ...]:
 
 
 def probe(plan: Plan, index: int, at: float) -> RequestPlan:
-    """One of the requests that show that a healed cluster works; those of odd number are cancelled."""
+    """One of the requests that show that a healed cluster works.
+
+    Those of odd number are cancelled; the last one wants its first token sooner than it can be.
+    """
     rng = random.Random(f"{plan.seed}/probe/{index}")
     return RequestPlan(
         request_id=f"probe{index}",
@@ -254,6 +258,7 @@ def probe(plan: Plan, index: int, at: float) -> RequestPlan:
         cancel_after_s=rng.uniform(0.1, 1.0) if index % 2 else None,
         patience_s=0.0,
         tenant=NAMES[0] if plan.routing.weights else "",
+        ttft_objective_ms=0.001 if index == NUM_PROBES - 1 else None,
     )
 
 

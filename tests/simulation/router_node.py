@@ -25,7 +25,7 @@ from tests.router.tiny_text import at_once
 from tests.simulation.calls import Caller, Method, ServerCall
 from tests.simulation.dial import SimDialer
 from tests.simulation.nodes import Node, Surroundings, model
-from tests.simulation.routing import tenants_of
+from tests.simulation.routing import MAX_WAIT_S, tenants_of
 
 EDGES = (8, 24)
 
@@ -112,10 +112,11 @@ class RouterNode(Node):
         if kind in ("credit_grant", "credit_reclaim"):
             share = getattr(message, kind).share_tokens
             self._shares[link] = max(share, self._shares.get(link, 0))
-        # What a prompt has cost is granted anew just before the word of its token, or of its end.
-        if kind not in ("token", "ended"):
-            total, share = link.credit + link.spent, self._shares.get(link, 0)
-            assert total <= share, f"{self.name} has {total} tokens of credit at {link.name}, of {share}"
+        # What a prompt has cost is granted anew just before the word of its token or end, and in between
+        # it is counted twice.
+        total = link.credit + link.spent - max(link._costs.values(), default=0)
+        share = self._shares.get(link, 0)
+        assert total <= share, f"{self.name} has {total} tokens of credit at {link.name}, of {share}"
 
     def _config(self) -> RouterConfig:
         plan, routing = self.around.plan, self.around.plan.routing
@@ -126,7 +127,7 @@ class RouterNode(Node):
             resume_wait_s=3.0,
             write_timeout_s=4.0,
             bucket_edges=EDGES,
-            max_wait_s=3.0,
+            max_wait_s=MAX_WAIT_S,
             placement=routing.placement,
             local_max_tokens=routing.local_max_tokens,
             learn_buckets=routing.learn_buckets,

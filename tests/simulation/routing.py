@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tests.simulation.plan import RequestPlan
 
 NAMES = ("heavy", "light")
+# How long a request waits before nobody overtakes it any more.
+MAX_WAIT_S = 3.0
 LOW, NORMAL, HIGH = common_pb2.PRIORITY_LOW, common_pb2.PRIORITY_NORMAL, common_pb2.PRIORITY_HIGH
 
 
