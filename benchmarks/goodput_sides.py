@@ -25,6 +25,8 @@ CHUNKS = (64, 128, 256, 512)
 WHOLE = "whole"
 # The engine's default: every request that decodes takes a token of the step's budget.
 MAX_RUNNING = 64
+# Above every prompt.
+UNCAPPED = 1 << 20
 # So far apart are the warm-up's prompts from every window's: seeds of windows count from 0.
 _WARM_UP_SEED = -1
 
@@ -61,13 +63,13 @@ class Side:
 
 
 def product_sides() -> list[Side]:
-    """Ours: one prefill and one decode worker, with the defaults as they ship."""
+    """Ours: one prefill and one decode worker, with the defaults as they ship, and auto without its cap."""
+    cores = {"prefill": 1, "decode": 1, "threads": 1}
+    uncapped = {"router": {"local_max_tokens": UNCAPPED}}
     return [
-        Side(
-            name=placement,
-            cluster={"prefill": 1, "decode": 1, "threads": 1, "placement": placement},
-        )
-        for placement in (DISAGGREGATED, "auto")
+        Side(name=DISAGGREGATED, cluster={**cores, "placement": DISAGGREGATED}),
+        Side(name="auto", cluster={**cores, "placement": "auto"}),
+        Side(name="auto, any length", cluster={**cores, "placement": "auto"}, tables=uncapped),
     ]
 
 

@@ -218,9 +218,11 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
             case "failed":
                 self._deliver(message.failed.attempt_id, message.failed)
                 self._over(message.failed.attempt_id)
+                self._listener.changed()
             case "preempted":
                 self._deliver(message.preempted.attempt_id, message.preempted)
                 self._over(message.preempted.attempt_id)
+                self._listener.changed()
             case "alone_step":
                 self._deliver(message.alone_step.attempt_id, message.alone_step)
             case "heartbeat":
@@ -234,14 +236,17 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
                 raise PeerLost(f"{self.name} sent {other or 'an unknown message'} in mid-session")
 
     def _step(self, step: decode_service_pb2.StepEvents) -> None:
+        has_ended = False
         for event in step.tokens:
             self._own.grew(event.attempt_id, len(event.token_ids))
             self._deliver(event.attempt_id, event)
             if event.finish_reason:
+                has_ended = True
                 self._over(event.attempt_id)
         if step.HasField("load"):
             self._listener.stepped(self, step.load)
-        self._report(step.num_free_blocks)
+        # What has ended grows no more: there may be room, be it that others have taken its blocks.
+        self._report(step.num_free_blocks, may_have_room=has_ended)
 
     def _over(self, attempt_id: bytes) -> None:
         """The worker has ended the attempt."""
@@ -263,8 +268,8 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
         self._own = DecodeLoad()
         super()._lose()
 
-    def _report(self, num_free_blocks: int) -> None:
+    def _report(self, num_free_blocks: int, *, may_have_room: bool = False) -> None:
         grew = num_free_blocks > self._reported_free_blocks
         self._reported_free_blocks = num_free_blocks
-        if grew:
+        if grew or may_have_room:
             self._listener.changed()

@@ -152,7 +152,10 @@ class Dispatcher:
         prefills, decodes = fleet.prefill_links(), fleet.decode_links()
         now = asyncio.get_running_loop().time()
         num_computing = len(decodes) if self._placement.mode == "colocated" else max(1, len(prefills))
-        ahead_ms = self._queue.work_ahead_ms(wanted.due_at, wanted.priority, wanted.tenant) / num_computing
+        queued_ms = self._queue.work_ahead_ms(
+            wanted.due_at, wanted.priority, wanted.tenant, weight=wanted.weight
+        )
+        ahead_ms = queued_ms / num_computing
         soonest_ms = ahead_ms + self._placement.soonest_ms(self._ask(ticket), prefills, decodes, now)
         left_ms = 1000 * (wanted.due_at - now)
         if soonest_ms > left_ms:

@@ -102,6 +102,7 @@ class Generation:
         if not self.finish_reason:
             self._is_stopped = True
             self._dispatcher.retries.succeeded()
+            self._outlook.answered(self.request.params.max_tokens, len(self.token_ids))
 
     async def run(self) -> None:
         """Runs to the last token; raises the error the client is to see."""

@@ -70,6 +70,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         self.state = "connecting"
         self.reason = ""
         self.was_ready = False
+        self.turn = 0.0
         self.breaker = Breaker()
         self._identity = identity
         self._dialer = dialer

@@ -26,6 +26,9 @@ from router.prefix_map import PrefixMap
 ANY_WORKER = 0
 # How often buckets may be dealt out to workers anew, and their edges learned.
 REVIEW_S = 5.0
+# A worker that was not measured for so long counts as a typical one again: whoever was slow once would
+# otherwise never be asked again, and so never be found to be fast.
+STALE_S = 30.0
 
 
 class Outlook:
@@ -42,6 +45,7 @@ class Outlook:
         metrics.watch(self.costs)
         self._log = log
         self._names: dict[int, str] = {}
+        self._measured_at: dict[int, float] = {}
         num_buckets = len(config.bucket_edges) + 1
         self._edges = LearnedEdges(num_buckets, config.bucket_edges) if config.learn_buckets else None
         self._affinity = BucketAffinity(num_buckets)
@@ -68,10 +72,12 @@ class Outlook:
         """Deals buckets out to the prefill workers there are; returns edges, where they are learned."""
         now = _now()
         self._affinity.assign(workers, now)
-        if self._edges is None or now - self._reviewed_at < REVIEW_S:
+        if now - self._reviewed_at < REVIEW_S:
             return None
         self._reviewed_at = now
-        return self._edges.edges()
+        for worker in [known for known, at in self._measured_at.items() if now - at > STALE_S]:
+            self.forgotten(worker)
+        return None if self._edges is None else self._edges.edges()
 
     def cached(self, link: WorkerLink[Any, Any], changes: common_pb2.CacheChanges) -> None:
         """A worker's prefix cache has changed; raises PeerLost if it cannot have."""
@@ -79,6 +85,7 @@ class Outlook:
 
     def stepped(self, link: WorkerLink[Any, Any], load: decode_service_pb2.StepLoad) -> None:
         """A decode worker has computed a step."""
+        self._measured_at[link.incarnation] = _now()
         self.costs.observe_step(
             link.incarnation,
             load.num_decoding,
@@ -110,7 +117,8 @@ class Outlook:
             self._log.worker_gone(_now(), name=link.name)
 
     def forgotten(self, incarnation: int) -> None:
-        """That process will not come back."""
+        """That process will not come back, or was not measured for long."""
+        self._measured_at.pop(incarnation, None)
         self.costs.forget(incarnation)
 
     def close(self) -> None:
@@ -123,6 +131,7 @@ class Outlook:
         is_prefill = not isinstance(link, DecodeLink)
         # A decode worker's steps say what its prompts cost; see CostModel.step_ms.
         if is_prefill and times.total_ms and times.num_computed_tokens:
+            self._measured_at[link.incarnation] = _now()
             self.costs.observe_prefill(
                 link.incarnation, times.num_computed_tokens, times.num_cached_tokens, times.compute_ms
             )

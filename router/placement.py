@@ -10,8 +10,8 @@ cached n tokens:
 wait: what is computed before it; the worker takes the shortest rest first, and a chunk of the oldest.
 tail: the part of the transfer that no computation hides. itl: the gap between tokens at d with this request.
 late: what itl is above its objective, times the tokens expected, so that it decides only where no place keeps
-the objective. harm, of a prompt that d computes itself: what its chunks take from each answer that d is
-generating.
+the objective. harm, of a prompt that d computes itself: what its chunks take from every answer that d is
+generating, so that it gains more than any of them loses.
 
 Both roles are looked at apart, as nothing but the tail depends on both, and the best few of each together. Of
 many workers only some are looked at (router/draw.py).
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from router.draw import NUM_KEPT, Draw
-from router.places import Ask, Candidate, Costs, Decision, DecodeT, PrefillT
+from router.places import Ask, Candidate, Costs, Decision, DecodeT, PrefillT, WorkerView
 
 # Of each role, so many are combined.
 NUM_FINALISTS = 2
@@ -68,7 +68,6 @@ class Placement(Generic[PrefillT, DecodeT]):
         self._itl_objective_ms = itl_objective_ms
         self._local_max_tokens = local_max_tokens
         self._distance = distance
-        self._turns: dict[int, float] = {}
         self._next_turn = itertools.count(1)
 
     def choose(
@@ -109,13 +108,9 @@ class Placement(Generic[PrefillT, DecodeT]):
     def taken(self, candidate: Candidate[PrefillT, DecodeT]) -> None:
         """That place was taken: its workers go to the end of the line of equals."""
         turn = next(self._next_turn)
-        for worker in (candidate.prefill, candidate.decode):
-            if worker is not None:
-                self._turns[worker.incarnation] = turn
-
-    def forget(self, incarnation: int) -> None:
-        """That worker is gone."""
-        self._turns.pop(incarnation, None)
+        if candidate.prefill is not None:
+            candidate.prefill.turn = turn
+        candidate.decode.turn = turn
 
     def _candidates(
         self,
@@ -270,7 +265,7 @@ class Placement(Generic[PrefillT, DecodeT]):
         num_steps = -(-rest // chunk)
         wait_ms = step_ms * (decode.num_backlog_tokens / most if most else 0.0)
         plain_ms = self._costs.step_ms(decode.incarnation, beside, context) if beside else 0.0
-        harm_ms = beside * num_steps * max(0.0, step_ms - plain_ms)
+        harm_ms = num_steps * max(0.0, step_ms - plain_ms) if beside else 0.0
         d = self._decoding(ask, decode)
         candidate: Candidate[PrefillT, DecodeT] = Candidate(
             None,
@@ -295,7 +290,7 @@ class Placement(Generic[PrefillT, DecodeT]):
         def rank(one: _ApartT) -> tuple[bool, float, int, float]:
             worker = one.worker.incarnation
             distance = self._distance(ask.bucket, worker) if isinstance(one, _Computing) else 0
-            return worker in ask.avoid, _blurred(one.score_ms, best_ms), distance, self._turn(worker)
+            return worker in ask.avoid, _blurred(one.score_ms, best_ms), distance, self._turn(one.worker)
 
         return heapq.nsmallest(NUM_FINALISTS, apart, key=rank)
 
@@ -307,16 +302,15 @@ class Placement(Generic[PrefillT, DecodeT]):
             candidate.num_avoided,
             _blurred(candidate.score_ms, best_ms),
             0 if prefill is None else self._distance(ask.bucket, prefill.incarnation),
-            0.0 if prefill is None else self._turn(prefill.incarnation),
-            self._turn(decode.incarnation),
+            0.0 if prefill is None else self._turn(prefill),
+            self._turn(decode),
         )
 
-    def _turn(self, incarnation: int) -> float:
+    def _turn(self, worker: WorkerView) -> float:
         """When the worker was last chosen; below 0, and random, if never: routers begin at different ones."""
-        turn = self._turns.get(incarnation)
-        if turn is None:
-            turn = self._turns[incarnation] = -self._rng.random()
-        return turn
+        if not worker.turn:
+            worker.turn = -self._rng.random()
+        return worker.turn
 
 
 @dataclass(slots=True)

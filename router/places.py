@@ -26,7 +26,12 @@ class Costs(Protocol):
 
 
 class WorkerView(Protocol):
-    """What placement must know of any worker."""
+    """What placement must know of any worker, and what it remembers of it.
+
+    turn: when it was last chosen, in choices of this router; 0 before placement has seen it.
+    """
+
+    turn: float
 
     @property
     def incarnation(self) -> int:

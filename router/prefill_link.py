@@ -218,7 +218,9 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
                 self._deliver(message.ended.attempt_id, message.ended)
                 self._inboxes.pop(message.ended.attempt_id, None)
                 self._backlog.ended(message.ended.attempt_id, _now())
-                self._settle(message.ended.attempt_id)
+                self._costs.pop(message.ended.attempt_id, None)
+                # Its blocks are free; what it cost may have been the worker's again since its token.
+                self._listener.changed()
             case "credit_grant":
                 self.credit += message.credit_grant.tokens
                 self._share = message.credit_grant.share_tokens

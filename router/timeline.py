@@ -86,7 +86,9 @@ class Timeline:
         self._attempt = self.explain.attempts.add(number=self._num_tried, queued_at_ms=self._now_ms())
 
     def queued(self, bucket: str, num_uncached_tokens: int, expected_output_tokens: int) -> None:
-        """The attempt waits in a length bucket."""
+        """The first attempt waits in a length bucket; a later one's says nothing of the prompt."""
+        if self._is_dispatched:
+            return
         self._timings.bucket = self.explain.bucket = bucket
         self.explain.num_uncached_tokens = num_uncached_tokens
         self.explain.expected_output_tokens = expected_output_tokens

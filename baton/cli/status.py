@@ -123,10 +123,10 @@ def routing_lines(routing: admin_service_pb2.RoutingStatus) -> Iterator[str]:
         f"{100 * routing.step_error_p90:.0f} % of decode steps, {100 * routing.transfer_error_p90:.0f} % of "
         "what remains of transfers"
     )
-    yield (
-        f"{routing.num_prefix_keys} cached blocks indexed, {routing.num_shed} requests shed, 9 of 10 answers "
-        f"have at most {routing.expected_output_tokens} tokens"
-    )
+    expected = ""
+    if routing.expected_output_tokens:
+        expected = f", answers are expected to have at most {routing.expected_output_tokens} tokens"
+    yield f"{routing.num_prefix_keys} cached blocks indexed, {routing.num_shed} requests shed{expected}"
 
 
 def _print_whole(console: Console, table: Table) -> None:

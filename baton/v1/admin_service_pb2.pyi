@@ -359,7 +359,9 @@ class RoutingStatus(_message.Message):
     num_prefix_keys: _builtins.int
     """Keys in the prefix index, over all workers."""
     expected_output_tokens: _builtins.int
-    """90th percentile of the output lengths seen lately, in tokens."""
+    """Length that an answer of the default max_tokens is expected to stay within, in tokens; 0 if nothing is
+    kept free for answers that grow.
+    """
     def __init__(
         self,
         *,

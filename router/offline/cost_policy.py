@@ -42,6 +42,7 @@ class PrefillSide:
         self.incarnation = worker.incarnation
         self.name = worker.spec.name
         self.chunk_tokens = worker.spec.chunk_tokens
+        self.turn = 0.0
         self.backlog = PrefillBacklog()
 
     def is_trusted(self, now: float) -> bool:
@@ -77,6 +78,7 @@ class DecodeSide:
         self.chunk_tokens = worker.spec.chunk_tokens
         self.mixed_tokens = worker.spec.mixed_tokens
         self.max_running = worker.spec.max_running
+        self.turn = 0.0
         self.load = DecodeLoad()
         self.load.opened(worker.spec.block_size)
 

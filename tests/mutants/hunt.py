@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutants import MUTANTS
+from tests.mutants import mutants, router_mutants
 from tests.simulation.plan import draw
 from tests.simulation.run import run
 
+MUTANTS = (*mutants.MUTANTS, *router_mutants.MUTANTS)
 MAX_SEEDS = 300
 
 

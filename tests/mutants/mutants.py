@@ -1,16 +1,11 @@
-"""Bugs put back on purpose: each is one small patch of the product, with the reason it would hurt.
-
-The simulation must catch every one of them; a mutant that survives shows a hole in the
-laws or in the faults. A patch lives as long as its context.
-"""
+"""Bugs of the workers, of the transfer between them, and of a request's drive."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -33,29 +28,10 @@ from router.attempt import Attempt
 from router.generation import Generation
 from router.link import WorkerLink
 from router.prefill_link import PrefillLink
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
-    """One bug. reason: what it would do to a user; seed: one that is known to catch it."""
-
-    name: str
-    reason: str
-    seed: int
-    apply: Callable[[], AbstractContextManager[Any]]
-
+from tests.mutants.mutant import Mutant, registering
 
 MUTANTS: list[Mutant] = []
-
-
-def mutant(reason: str, *, seed: int = 0) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Registers a function that returns the patch."""
-
-    def register(make: Callable[[], AbstractContextManager[Any]]) -> Callable[[], Any]:
-        MUTANTS.append(Mutant(name=make.__name__, reason=reason, seed=seed, apply=make))
-        return make
-
-    return register
+mutant = registering(MUTANTS)
 
 
 @mutant("blocks of a cancelled request are given away while a step still writes to them", seed=53)

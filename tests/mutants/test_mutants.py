@@ -7,8 +7,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 
 import pytest
 
-from tests.mutants.hunt import MAX_SEEDS, defects_of, hunt
-from tests.mutants.mutants import MUTANTS, Mutant
+from tests.mutants.hunt import MAX_SEEDS, MUTANTS, defects_of, hunt
+from tests.mutants.mutant import Mutant
 from tests.simulation.seeds import process_pool
 
 KNOWN_SEEDS = sorted({mutant.seed for mutant in MUTANTS})
