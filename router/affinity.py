@@ -28,14 +28,9 @@ class BucketAffinity:
     def __init__(
         self, num_buckets: int, *, half_life_s: float = 60.0, redeal_s: float = 10.0, min_moved: float = 0.1
     ) -> None:
-        self._half_life_s = half_life_s
         self._redeal_s = redeal_s
         self._min_moved = min_moved
-        self.set_num_buckets(num_buckets)
-
-    def set_num_buckets(self, num_buckets: int) -> None:
-        """Forgets the work seen: until there is more, every bucket owns all workers."""
-        self._work_ms = [DecayingSum(self._half_life_s) for _ in range(num_buckets)]
+        self._work_ms = [DecayingSum(half_life_s) for _ in range(num_buckets)]
         # Per bucket its share of the work at the last deal; empty while every bucket owns all.
         self._shares: list[float] = []
         self._dealt: list[list[int]] = [[] for _ in range(num_buckets)]

@@ -75,7 +75,8 @@ class Attempt:
         self._timeline = timeline
         self._outlook = outlook
         self._suspicion = suspicion
-        # How far it is: the prefill worker is done with it; its KV is committed.
+        # How far it is: the prefill worker is done with it; the decode worker has committed the lease, as the
+        # KV is there, or as it computes the prompt itself.
         self._prefill_done = assignment.prefill is None
         self._committed = False
 
@@ -156,6 +157,7 @@ class Attempt:
                     self._suspicion.runs_alone = not event.ended
                 case decode_service_pb2.PromptComputed() as event:
                     self._timeline.prompt_computed(event)
+                    self._kv_is_there()
                 case prefill_service_pb2.PrefillEnded() as event:
                     self._prefill_done = True
                     self._prefill_ended(event, lease)
@@ -199,8 +201,8 @@ class Attempt:
                     reason = common_pb2.GoneReason.Name(event.gone).removeprefix("GONE_REASON_")
                     raise KvTransferFailed(f"the lease at {decode.name} is gone: {reason}")
                 self._committed = True
-                self._timeline.committed()
-                self._owner.committed_at(decode)
+                if self._assignment.prefill is not None:
+                    self._kv_is_there()
             case decode_service_pb2.DecodeFailed():
                 raise from_failure(event.failure)
             case decode_service_pb2.Preempted():
@@ -209,6 +211,10 @@ class Attempt:
                 if self._committed:
                     self._suspicion.lost(decode.incarnation)
                 raise event.error
+
+    def _kv_is_there(self) -> None:
+        self._timeline.committed()
+        self._owner.committed_at(self._assignment.decode)
 
     def _prefill_failed(self, error: BatonError) -> None:
         """Before the commit is known of, only the decode worker can tell whether it happened."""

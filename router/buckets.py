@@ -233,13 +233,18 @@ class BucketQueue(Generic[T]):
         return None
 
     def _of_greediest(self, newcomer: Waiting[T]) -> Waiting[T] | None:
-        """Of the tenant that waits with most requests for its weight, the youngest."""
+        """Of the tenant that waits with most requests for its weight, the youngest that was never placed."""
         lines = {line.tenant: line for line in self._rings[newcomer.priority]}
         mine = len(lines[newcomer.tenant]) if newcomer.tenant in lines else 0
-        most = max(lines.values(), key=lambda line: len(line) / line.weight, default=None)
-        if most is None or (mine + 1) / newcomer.weight >= len(most) / most.weight:
-            return None
-        return max((item for item in most if item.is_new), key=lambda item: item.age_key, default=None)
+        for line in sorted(lines.values(), key=lambda line: -len(line) / line.weight):
+            if (mine + 1) / newcomer.weight >= len(line) / line.weight:
+                return None
+            youngest = max(
+                (item for item in line if item.is_new), key=lambda item: item.age_key, default=None
+            )
+            if youngest is not None:
+                return youngest
+        return None
 
     def _retry_hint(self, now: float) -> float:
         """When there is likely room again, within limits that suit a client.

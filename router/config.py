@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -103,12 +104,12 @@ class RouterConfig:
                 f"placement is {self.placement!r}; it must be one of {', '.join(PLACEMENTS)}",
                 field="placement",
             )
-        for name in ("ttft_base_ms", "itl_objective_ms"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive", field=name)
-        for name in ("ttft_per_token_ms", "local_max_tokens", "max_wait_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative", field=name)
+        for name in ("ttft_base_ms", "itl_objective_ms", "reserve_timeout_s", "write_timeout_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0", field=name)
+        for name in ("ttft_per_token_ms", "local_max_tokens", "max_wait_s", "resume_wait_s", "drain_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0", field=name)
         if not 0 <= self.output_quantile < 1:
             raise ConfigError(
                 f"output_quantile is {self.output_quantile}; it must be at least 0 and below 1",

@@ -17,11 +17,11 @@ reads the weights once a step (a), computes 2 P operations a request (b) and rea
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Final, Literal, TypeVar
 
 from router.error_window import ErrorWindow
-from router.online_fit import MAX_MEMBERS, OnlineFit
+from router.online_fit import OnlineFit
 
 Kind = Literal["prefill", "transfer", "step"]
 KINDS: Final[tuple[Kind, ...]] = ("prefill", "transfer", "step")
@@ -44,9 +44,8 @@ STEP_FLOOR_MS: Final = 0.001
 TRANSFER_ERROR_FLOOR_MS: Final = 1.0
 # A measurement beyond a day is none.
 LONGEST_MS: Final = 86_400_000.0
-# Errors kept, of all workers and of each.
+# Errors kept.
 NUM_ERRORS: Final = 512
-NUM_WORKER_ERRORS: Final = 64
 # The chunk whose cost per token stands for that of prompt tokens beside decoding requests while few were
 # seen: it counts as two such steps, or next to nothing where no prefill was observed either.
 _CHUNK: Final = 128
@@ -82,7 +81,6 @@ class CostModel:
             hint=(3, self._prompt_token_ms),
         )
         self._errors = {kind: ErrorWindow(NUM_ERRORS) for kind in KINDS}
-        self._worker_errors: dict[Kind, dict[int, ErrorWindow]] = {kind: {} for kind in KINDS}
 
     def prefill_ms(self, worker: int, num_tokens: int, num_cached_tokens: int) -> float:
         """Computing num_tokens behind num_cached_tokens that the worker holds, alone, without waiting."""
@@ -104,7 +102,7 @@ class CostModel:
         """A prefill took compute_ms of the worker's time."""
         if num_tokens > 0 and _can_be(compute_ms):
             features = prefill_features(num_tokens, num_cached_tokens)
-            self._note("prefill", (worker,), self._prefill.predict(worker, features), compute_ms)
+            self._note("prefill", self._prefill.predict(worker, features), compute_ms)
             self._prefill.observe(worker, features, compute_ms)
             self._step.reconsider()
 
@@ -112,7 +110,7 @@ class CostModel:
         """A handoff's commit came tail_ms after the end of its prefill; 0 if computing hid all of it."""
         if num_tokens > 0 and (tail_ms == 0 or _can_be(tail_ms)):
             features, pair = transfer_features(num_tokens), (source, target)
-            self._note("transfer", pair, self._transfer.predict(pair, features), tail_ms)
+            self._note("transfer", self._transfer.predict(pair, features), tail_ms)
             self._transfer.observe(pair, features, tail_ms)
 
     def observe_step(
@@ -126,20 +124,15 @@ class CostModel:
         """A step took duration_ms."""
         if num_decoding + num_prompt_tokens > 0 and _can_be(duration_ms):
             features = step_features(num_decoding, num_context_tokens, num_prompt_tokens)
-            self._note("step", (worker,), self._step.predict(worker, features), duration_ms)
+            self._note("step", self._step.predict(worker, features), duration_ms)
             self._step.observe(worker, features, duration_ms)
 
-    def error_p90(self, kind: Kind, worker: int | None = None) -> float:
-        """The 90th percentile of |predicted - measured| / measured, over the last predictions.
+    def error_p90(self, kind: Kind) -> float:
+        """The 90th percentile of |predicted - measured| / measured of late; 0.0 before the first.
 
-        Each was made before its measurement was learned. 0.0 before the first.
-
-        worker: of that worker only, at either end for transfers.
+        Each was made before its measurement was learned.
         """
-        if worker is None:
-            return self._errors[kind].p90()
-        window = self._worker_errors[kind].get(worker)
-        return 0.0 if window is None else window.p90()
+        return self._errors[kind].p90()
 
     def coefficients(self, kind: Kind, worker: int | Pair | None = None) -> tuple[float, ...]:
         """The coefficients a, b, ... of the formula of that kind, in ms per its feature.
@@ -158,8 +151,6 @@ class CostModel:
         for pair in self._transfer.members:
             if worker in pair:
                 self._transfer.forget(pair)
-        for windows in self._worker_errors.values():
-            windows.pop(worker, None)
 
     def _prompt_token_ms(self, worker: int | None) -> tuple[float, float]:
         """What one more prompt token costs where a chunk is computed (above 0), and what that counts."""
@@ -169,17 +160,9 @@ class CostModel:
         count = _PREFILL_HINT if self._prefill.num_seen else _PRIOR_HINT
         return max(whole, PREFILL_FLOOR_MS) / _CHUNK, count
 
-    def _note(self, kind: Kind, workers: Sequence[int], predicted: float, measured: float) -> None:
+    def _note(self, kind: Kind, predicted: float, measured: float) -> None:
         floor = TRANSFER_ERROR_FLOOR_MS if kind == "transfer" else PREFILL_FLOOR_MS
         self._errors[kind].add(predicted, measured, floor)
-        windows = self._worker_errors[kind]
-        for worker in workers:
-            window = windows.get(worker)
-            if window is None:
-                if len(windows) >= MAX_MEMBERS:
-                    del windows[next(iter(windows))]
-                window = windows[worker] = ErrorWindow(NUM_WORKER_ERRORS)
-            window.add(predicted, measured, floor)
 
 
 def prefill_features(num_tokens: int, num_cached_tokens: int) -> tuple[float, float, float]:

@@ -123,7 +123,7 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
             return f"has {max(0, free)} free blocks, {blocks} are needed"
         growth = max(blocks, self.blocks_for(expected_tokens)) + self._num_growth_blocks
         if growth > free and self.num_decoding:
-            return f"has {free} free blocks, and with this one the answers there will need {growth}"
+            return f"has {free} free blocks, and with this one the answers there will need {growth:.0f}"
         return ""
 
     @property
@@ -208,8 +208,9 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
             case "step":
                 self._step(message.step)
             case "reserve_result":
+                before = self.num_free_blocks
                 self._asked.pop(message.reserve_result.attempt_id, None)
-                self._report(message.reserve_result.num_free_blocks)
+                self._report(message.reserve_result.num_free_blocks, before=before)
                 self._deliver(message.reserve_result.attempt_id, message.reserve_result)
             case "lease_outcome":
                 if message.lease_outcome.HasField("committed"):
@@ -268,8 +269,11 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
         self._own = DecodeLoad()
         super()._lose()
 
-    def _report(self, num_free_blocks: int, *, may_have_room: bool = False) -> None:
-        grew = num_free_blocks > self._reported_free_blocks
+    def _report(
+        self, num_free_blocks: int, *, before: int | None = None, may_have_room: bool = False
+    ) -> None:
+        """before: free blocks that could be counted on, where a reservation has been answered since."""
+        before = self.num_free_blocks if before is None else before
         self._reported_free_blocks = num_free_blocks
-        if grew or may_have_room:
+        if self.num_free_blocks > before or may_have_room:
             self._listener.changed()

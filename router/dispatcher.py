@@ -8,6 +8,7 @@ router/buckets.py's; this class asks them, and takes what they choose.
 from __future__ import annotations
 
 import asyncio
+from operator import ge
 
 from baton.errors import Overloaded, Unavailable
 from baton.v1 import common_pb2
@@ -24,6 +25,9 @@ from router.retry_budget import RetryBudget
 RETRY_WITHOUT_WORKERS_S = 5.0
 # How long what workers have cached of a waiting prompt is not looked up again.
 MATCH_S = 0.05
+
+# What must find room, in tokens: to compute at a prefill worker, or at a decode worker; reserved; in the end.
+_Size = tuple[int, int, int, int]
 
 
 class Dispatcher:
@@ -53,8 +57,8 @@ class Dispatcher:
         self._give_up: asyncio.TimerHandle | None = None
         self._is_down = False
         self._was_staffed = False
-        # What found no place in the kick under way: uncached tokens, and tokens to reserve.
-        self._failed: list[tuple[int, int]] = []
+        # What found no place in the kick under way.
+        self._failed: list[_Size] = []
 
     def attach(self, fleet: Fleet) -> None:
         """Names the workers to assign to; kick() does nothing before."""
@@ -72,7 +76,10 @@ class Dispatcher:
         try:
             return await ticket.assigned
         except asyncio.CancelledError:
-            if not self._queue.remove(item) and _has_result(ticket.assigned):
+            if self._queue.remove(item):
+                # It may have been what kept others waiting.
+                self.kick()
+            elif _has_result(ticket.assigned):
                 ticket.assigned.result().undo()
             raise
 
@@ -93,7 +100,7 @@ class Dispatcher:
         if not len(self._queue):
             return
         now = asyncio.get_running_loop().time()
-        edges = self._outlook.review([link.incarnation for link in fleet.prefill_links()])
+        edges = self._outlook.review(fleet.prefill_links(), fleet.decode_links())
         if edges is not None:
             self._queue.set_edges(edges)
         self._failed.clear()
@@ -129,7 +136,8 @@ class Dispatcher:
             item = self._queue.push(
                 ticket,
                 uncached,
-                enqueued_at=wanted.arrived_at,
+                # The bound on waiting is for waiting: what comes back keeps its deadline, and waits anew.
+                enqueued_at=wanted.arrived_at if wanted.is_new else asyncio.get_running_loop().time(),
                 deadline_at=wanted.due_at,
                 cost_ms=work_ms,
                 tenant=wanted.tenant,
@@ -151,7 +159,7 @@ class Dispatcher:
             return
         prefills, decodes = fleet.prefill_links(), fleet.decode_links()
         now = asyncio.get_running_loop().time()
-        num_computing = len(decodes) if self._placement.mode == "colocated" else max(1, len(prefills))
+        num_computing = len(decodes if self._placement.mode == "colocated" or not prefills else prefills)
         queued_ms = self._queue.work_ahead_ms(
             wanted.due_at, wanted.priority, wanted.tenant, weight=wanted.weight
         )
@@ -204,30 +212,48 @@ class Dispatcher:
         if ticket.assigned.cancelled():
             # Its owner has not had its turn yet to take it out; pop it now, place it nowhere.
             return True
-        decodes = self._fleet.decode_links()
-        kv_tokens = ticket.wanted.kv_tokens
-        if decodes and not any(decode.can_ever_take(kv_tokens) for decode in decodes):
-            # Nothing to wait for, and overdue it would keep everybody else waiting.
-            ticket.assigned.set_exception(
-                Unavailable(
-                    f"no connected decode worker holds {kv_tokens} tokens of KV",
-                    retry_after_s=RETRY_WITHOUT_WORKERS_S,
-                )
-            )
-            return True
-        size = (ticket.num_uncached_tokens, ticket.wanted.reserve_tokens)
-        if any(size[0] >= uncached and size[1] >= reserve for uncached, reserve in self._failed):
-            # A smaller one has just found no place.
-            return False
-        self._look_up(ticket)
         now = asyncio.get_running_loop().time()
-        decision = self._placement.choose(self._ask(ticket), self._fleet.prefill_links(), decodes, now)
+        if error := self._hopeless(ticket.wanted, now):
+            # Nothing to wait for, and overdue it would keep everybody else waiting.
+            ticket.assigned.set_exception(error)
+            return True
+        self._look_up(ticket)
+        least = _least(ticket)
+        if any(all(map(ge, least, failed)) for failed in self._failed):
+            # One that needs no more anywhere has just found no place.
+            return False
+        fleet = self._fleet
+        decision = self._placement.choose(self._ask(ticket), fleet.prefill_links(), fleet.decode_links(), now)
         if decision is None:
-            self._failed.append(size)
+            self._failed.append(_most(ticket))
             return False
         self._placement.taken(decision.chosen)
         ticket.assigned.set_result(self._take(ticket, decision))
         return True
+
+    def _hopeless(self, wanted: Wanted, now: float) -> Overloaded | Unavailable | None:
+        """Why an attempt need not wait any longer: too late, or too large for every connected worker."""
+        assert self._fleet is not None
+        if wanted.is_strict and wanted.is_new and now > wanted.due_at:
+            self._outlook.metrics.shed("objective")
+            return Overloaded(
+                "the first token was wanted sooner than there was a place for the prompt; come back later, "
+                "or raise ttft_objective_ms",
+                retry_after_s=1.0,
+            )
+        prefills, decodes = self._fleet.prefill_links(), self._fleet.decode_links()
+        large = [decode for decode in decodes if decode.can_ever_take(wanted.kv_tokens)]
+        if decodes and not large:
+            return _too_large("decode worker", wanted.kv_tokens)
+        if self._placement.mode != "disaggregated" or not (prefills and decodes):
+            return None
+        able = [prefill for prefill in prefills if prefill.can_ever_take(wanted.num_tokens)]
+        if not able:
+            return _too_large("prefill worker", wanted.num_tokens)
+        if any(prefill.can_reach(decode.incarnation) for prefill in able for decode in large):
+            return None
+        # Where nobody reaches anybody, that is told; here those who could hold it do not.
+        return _too_large("pair of workers", wanted.kv_tokens) if self._fleet.is_complete else None
 
     def _take(self, ticket: Ticket, decision: Placed) -> Assignment:
         wanted, chosen = ticket.wanted, decision.chosen
@@ -307,6 +333,26 @@ class Dispatcher:
         prefixes = self._outlook.prefixes
         cached = {} if decodes_only else prefixes.match(wanted.keys, leaves_last=True)
         return cached, prefixes.match(wanted.keys, leaves_last=False)
+
+
+def _least(ticket: Ticket) -> _Size:
+    """What it needs where most of it is cached."""
+    wanted = ticket.wanted
+    rest = wanted.num_tokens - max(ticket.held.values(), default=0)
+    return ticket.num_uncached_tokens, rest, wanted.reserve_tokens, wanted.expected_tokens
+
+
+def _most(ticket: Ticket) -> _Size:
+    """What it needs where nothing of it is cached."""
+    wanted = ticket.wanted
+    return wanted.num_tokens, wanted.num_tokens, wanted.reserve_tokens, wanted.expected_tokens
+
+
+def _too_large(who: str, num_tokens: int) -> Unavailable:
+    return Unavailable(
+        f"no connected {who} holds {num_tokens} tokens of KV",
+        retry_after_s=RETRY_WITHOUT_WORKERS_S,
+    )
 
 
 def _has_result(future: asyncio.Future[Assignment]) -> bool:

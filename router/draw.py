@@ -78,8 +78,11 @@ class Draw:
         """Those that have most of the prompt, then all at random, drawn one by one."""
         if has:
             holders = [worker for worker in workers if worker.incarnation in has]
-            yield from heapq.nlargest(NUM_HOLDERS, holders, key=lambda worker: has[worker.incarnation])
-        left = list(workers)
+            first = heapq.nlargest(NUM_HOLDERS, holders, key=lambda worker: has[worker.incarnation])
+            yield from first
+            left = [worker for worker in workers if worker not in first]
+        else:
+            left = list(workers)
         for last in range(len(left) - 1, -1, -1):
             place = int(self._rng.random() * (last + 1))
             yield left[place]

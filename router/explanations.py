@@ -18,14 +18,14 @@ class Explanations:
         self._ended: OrderedDict[str, list[Timeline]] = OrderedDict()
 
     def begin(self, request_id: str) -> list[Timeline]:
-        """A request has come; its answers are to be appended. The last one of an id stands for it."""
-        return self._running.setdefault(request_id, [])
+        """A request has come; its answers are to be appended. Of several of one id the last stands for it."""
+        answers = self._running[request_id] = []
+        return answers
 
-    def end(self, request_id: str) -> None:
-        """The request is over. Idempotent."""
-        answers = self._running.pop(request_id, None)
-        if answers is None:
-            return
+    def end(self, request_id: str, answers: list[Timeline]) -> None:
+        """That request is over."""
+        if self._running.get(request_id) is answers:
+            del self._running[request_id]
         self._ended.pop(request_id, None)
         self._ended[request_id] = answers
         if len(self._ended) > self._max_ended:

@@ -96,13 +96,13 @@ class Generation:
         self._num_failed = 0
         self._is_placed = False
         self._is_stopped = False
+        self._is_over = False
 
     def stop(self) -> None:
         """The answer is good as it is, whatever else would come; the caller then cancels run()."""
-        if not self.finish_reason:
+        if not self._is_over:
             self._is_stopped = True
-            self._dispatcher.retries.succeeded()
-            self._outlook.answered(self.request.params.max_tokens, len(self.token_ids))
+            self._count_success()
 
     async def run(self) -> None:
         """Runs to the last token; raises the error the client is to see."""
@@ -124,22 +124,26 @@ class Generation:
         else:
             self._timeline.ended(None)
         finally:
+            self._is_over = True
             self._regret()
             self._stream.end()
             self._commit_known(None)
 
+    def _count_success(self) -> None:
+        self._dispatcher.retries.succeeded()
+        self._outlook.answered(self.request.params.max_tokens, len(self.token_ids))
+
     def _regret(self) -> None:
         """How much sooner the first token might have come, had another place been taken."""
-        explain = self._timeline.explain
-        if explain.HasField("first_token_at_ms") and self._timeline.had_choice:
-            self._outlook.metrics.regretted(self._timeline.placement, explain.regret_ms)
+        if self._timeline.regretted:
+            self._outlook.metrics.regretted(self._timeline.regretted, self._timeline.explain.regret_ms)
 
     async def _run_attempts(self) -> None:
         while True:
             try:
                 await self._attempt()
-                self._dispatcher.retries.succeeded()
-                self._outlook.answered(self.request.params.max_tokens, len(self.token_ids))
+                if not self._is_stopped:
+                    self._count_success()
                 return
             except GaveWay:
                 # Back to its old place in line; its worker keeps what it can of its KV.
@@ -325,6 +329,9 @@ class Generation:
             )
         num_tokens = len(self.request.prompt_token_ids)
         prefills = self._fleet.prefill_links()
+        if self._config.placement != "disaggregated":
+            # A decode worker computes what no prefill worker holds.
+            return
         if prefills and not any(link.can_ever_take(num_tokens) for link in prefills):
             raise InvalidRequest(
                 f"the prompt has {num_tokens} tokens; no prefill worker's KV cache holds that many. Shorten "

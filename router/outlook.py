@@ -20,6 +20,7 @@ from router.learned_edges import LearnedEdges
 from router.link import WorkerLink
 from router.metrics import RouterMetrics
 from router.output_lengths import OutputLengths
+from router.prefill_link import PrefillLink
 from router.prefix_map import PrefixMap
 
 # A worker that does not exist: its predictions are those of the whole fleet.
@@ -68,16 +69,23 @@ class Outlook:
         if self._edges is not None:
             self._edges.observe(num_tokens, work_ms)
 
-    def review(self, workers: Sequence[int]) -> tuple[int, ...] | None:
+    def review(
+        self, prefills: Sequence[PrefillLink], decodes: Sequence[DecodeLink]
+    ) -> tuple[int, ...] | None:
         """Deals buckets out to the prefill workers there are; returns edges, where they are learned."""
         now = _now()
-        self._affinity.assign(workers, now)
+        self._affinity.assign([link.incarnation for link in prefills], now)
         if now - self._reviewed_at < REVIEW_S:
             return None
         self._reviewed_at = now
-        for worker in [known for known, at in self._measured_at.items() if now - at > STALE_S]:
-            self.forgotten(worker)
+        self._forget_idle([*prefills, *decodes], now)
         return None if self._edges is None else self._edges.edges()
+
+    def _forget_idle(self, links: Sequence[WorkerLink[Any, Any]], now: float) -> None:
+        """Those that were not measured for long, though not because they are at it."""
+        for link in links:
+            if not link.num_attempts and now - self._measured_at.get(link.incarnation, now) > STALE_S:
+                self.forgotten(link.incarnation)
 
     def cached(self, link: WorkerLink[Any, Any], changes: common_pb2.CacheChanges) -> None:
         """A worker's prefix cache has changed; raises PeerLost if it cannot have."""

@@ -47,7 +47,7 @@ class Placement(Generic[PrefillT, DecodeT]):
     costs: the predictions.  distance: of a prefill worker to a bucket, in buckets.
     mode: "disaggregated": prefill workers compute all prompts; "colocated": decode workers do; "auto": a
         decode worker computes a rest of at most local_max_tokens where that is predicted to be better and
-        keeps the objective, and any prompt where no prefill worker can reach it.
+        keeps the objective, and any prompt that no prefill worker can hold and send.
     itl_objective_ms: gap between tokens to keep to.
     """
 
@@ -103,7 +103,8 @@ class Placement(Generic[PrefillT, DecodeT]):
             return min((c.ttft_ms for c in self._local(ask, decodes, [], is_last_resort=True)), default=0.0)
         drawn = Draw(self._rng, now, [], trusts_all=True).able(prefills, ask.cached, lambda _: "")
         computing = [self._computing(ask, prefill, now) for prefill in drawn]
-        return min(c.wait_ms + c.prefill_ms for c in computing)
+        local = [] if self.mode != "auto" else self._local(ask, decodes, [], is_last_resort=False)
+        return min(*(c.wait_ms + c.prefill_ms for c in computing), *(c.ttft_ms for c in local), float("inf"))
 
     def taken(self, candidate: Candidate[PrefillT, DecodeT]) -> None:
         """That place was taken: its workers go to the end of the line of equals."""
@@ -121,13 +122,13 @@ class Placement(Generic[PrefillT, DecodeT]):
         excluded: list[tuple[str, str]],
     ) -> list[Candidate[PrefillT, DecodeT]]:
         """Places at workers whose breaker lets an attempt pass; at any where those reach nobody."""
-        is_last_resort = not _reached(prefills, decodes)
+        is_last_resort = not _reached(ask, prefills, decodes)
         found = self._places(ask, prefills, decodes, now, excluded, is_last_resort=is_last_resort)
         if found or is_last_resort or self.mode == "colocated":
             return found
         trusted_prefills = [worker for worker in prefills if worker.is_trusted(now)]
         trusted_decodes = [worker for worker in decodes if worker.is_trusted(now)]
-        if _reached(trusted_prefills or prefills, trusted_decodes or decodes):
+        if _reached(ask, trusted_prefills or prefills, trusted_decodes or decodes):
             # They are busy: waited for, and no reason to go to one that fails.
             return found
         return self._places(ask, prefills, decodes, now, excluded, is_last_resort=False, trusts_all=True)
@@ -336,9 +337,14 @@ def _blurred(score_ms: float, best_ms: float) -> float:
     return max(score_ms, best_ms * (1 + NEAR) + NEAR_MS)
 
 
-def _reached(prefills: Iterable[PrefillT], decodes: Sequence[DecodeT]) -> bool:
-    """Whether any prefill worker reaches any of these decode workers."""
-    return any(prefill.can_reach(decode.incarnation) for prefill in prefills for decode in decodes)
+def _reached(ask: Ask, prefills: Iterable[PrefillT], decodes: Sequence[DecodeT]) -> bool:
+    """Whether any prefill worker that can ever hold the prompt reaches any of these decode workers."""
+    return any(
+        prefill.can_reach(decode.incarnation)
+        for prefill in prefills
+        if prefill.can_ever_take(ask.num_tokens)
+        for decode in decodes
+    )
 
 
 def _is_clearly_better(local: Candidate[PrefillT, DecodeT], remote: Candidate[PrefillT, DecodeT]) -> bool:

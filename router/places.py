@@ -62,6 +62,9 @@ class PrefillView(WorkerView, Protocol):
         seniority: 0 for the shortest bucket, 1 for the longest.
         """
 
+    def can_ever_take(self, num_tokens: int) -> bool:
+        """Whether it could hold such a prompt if it were empty."""
+
     def work_ahead_ms(self, num_tokens: int, now: float) -> float:
         """Predicted computing of this router's prompts there that goes before one of num_tokens."""
 

@@ -44,9 +44,12 @@ class PrefillBacklog:
             self.num_tokens -= prompt.num_tokens
             self._since = now
 
-    def ended(self, attempt_id: bytes, now: float) -> None:
+    def ended(self, attempt_id: bytes) -> None:
         """It holds nothing any more. Idempotent."""
-        self.computed(attempt_id, now)
+        prompt = self._prompts.pop(attempt_id, None)
+        if prompt is not None:
+            # Of what others wait for nothing is done by it.
+            self.num_tokens -= prompt.num_tokens
         self.num_blocks -= self._blocks.pop(attempt_id, 0)
 
     def work_ahead_ms(self, num_tokens: int, chunk_tokens: int, now: float) -> float:

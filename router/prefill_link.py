@@ -11,11 +11,9 @@ from baton.limits import blocks_needed
 from baton.ports import Dialer, WorkerInfo
 from baton.v1 import admin_service_pb2, common_pb2, prefill_service_pb2
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
+from router.credit import credit_cost, kept_credit
 from router.link import LinkListener, WorkerLink
 from router.prefill_backlog import PrefillBacklog
-
-# Of a session's credit, what the longest length bucket leaves to shorter ones; others less, in proportion.
-KEPT_SHARE = 0.25
 
 _EMPTY = prefill_service_pb2.PrefillCapacity()
 
@@ -91,7 +89,8 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         """
         if not self.is_ready:
             return "takes no requests"
-        cost, credit = self._cost(num_uncached_tokens, seniority), self.credit - self._kept(seniority)
+        cost = credit_cost(num_uncached_tokens, self._share, seniority)
+        credit = self.credit - kept_credit(self._share, seniority)
         if not 0 < cost <= credit:
             return f"has credit for {max(0, credit)} tokens, {cost} are needed"
         blocks = blocks_needed(num_tokens, self._capacity.block_size)
@@ -114,7 +113,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         predicted_ms: float,
     ) -> int:
         """Spends credit for an attempt's prompt, and counts its blocks; returns the cost."""
-        cost = self._costs[attempt_id] = self._cost(num_uncached_tokens, seniority)
+        cost = self._costs[attempt_id] = credit_cost(num_uncached_tokens, self._share, seniority)
         self.credit -= cost
         self._backlog.place(
             attempt_id,
@@ -128,13 +127,13 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
     def give_back(self, attempt_id: bytes) -> None:
         """Undoes take() for a prompt that was never sent. Idempotent."""
         self.credit += self._costs.pop(attempt_id, 0)
-        self._backlog.ended(attempt_id, _now())
+        self._backlog.ended(attempt_id)
         self._listener.changed()
 
     def detach(self, attempt_id: bytes) -> None:
         """Ends the attempt here and at the worker. Idempotent."""
         super().detach(attempt_id)
-        self._backlog.ended(attempt_id, _now())
+        self._backlog.ended(attempt_id)
 
     def introduce(self, present: Mapping[int, prefill_service_pb2.PairCommand]) -> None:
         """Tells the worker which decode workers have come, and which have gone, since it was last told.
@@ -217,7 +216,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
             case "ended":
                 self._deliver(message.ended.attempt_id, message.ended)
                 self._inboxes.pop(message.ended.attempt_id, None)
-                self._backlog.ended(message.ended.attempt_id, _now())
+                self._backlog.ended(message.ended.attempt_id)
                 self._costs.pop(message.ended.attempt_id, None)
                 # Its blocks are free; what it cost may have been the worker's again since its token.
                 self._listener.changed()
@@ -249,14 +248,6 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         if self._num_foreign_blocks < before:
             self._listener.changed()
         self.num_foreign_tokens = max(0, load.num_backlog_tokens - self._backlog.num_tokens)
-
-    def _cost(self, num_tokens: int, seniority: float) -> int:
-        """Credit a prompt costs: its tokens, or all that this session may spend on one if that is less."""
-        return min(max(1, num_tokens), self._share - self._kept(seniority))
-
-    def _kept(self, seniority: float) -> int:
-        """Credit that shorter prompts find however many long ones there are: none may wait behind those."""
-        return int(seniority * KEPT_SHARE * self._share)
 
     def _lose(self) -> None:
         self.credit = 0

@@ -150,15 +150,17 @@ class InferenceServicer(InferenceServiceServicer):
         )
         await write(GenerateResponse(started=started))
         answers: list[Answer] = []
+        timelines = self._core.explanations.begin(first.request_id)
 
         def make(index: int, beside: DecodeLink | None) -> Answer:
             answers.append(self._one(request, index, beside, span, write))
+            timelines.append(answers[-1].timeline)
             return answers[-1]
 
         try:
             await Fanout(len(request.answers), make).run()
         finally:
-            self._core.explanations.end(first.request_id)
+            self._core.explanations.end(first.request_id, timelines)
             num_generated = sum(answer.timeline.num_tokens for answer in answers)
             self._limits.charge(tenant, asyncio.get_running_loop().time(), num_generated)
         await write(GenerateResponse(summary=self._summary(first, answers)))
@@ -197,9 +199,7 @@ class InferenceServicer(InferenceServiceServicer):
         )
         log = self._core.log
         number = self._logged(request) if log.is_on else 0
-        timeline = Timeline(request.arrived_at, explain, log, number)
-        self._core.explanations.begin(request.request_id).append(timeline)
-        return timeline
+        return Timeline(request.arrived_at, explain, log, number)
 
     def _logged(self, request: GenerationRequest) -> int:
         """The request's number in the log of decisions."""

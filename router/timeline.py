@@ -24,6 +24,8 @@ class Timeline:
     that is over; RouteExplain has them all.
 
     explain: what is known of the answer's way so far; filled further.
+    regretted: who computed the prompt of the first token, "local" or "remote"; empty before, and if there was
+        no other place.
     log: where it is recorded, under this number.
     """
 
@@ -38,6 +40,7 @@ class Timeline:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.explain = explain or RouteExplain()
+        self.regretted = ""
         self._log = log
         self._number = number
         self._arrived_at = arrived_at
@@ -54,17 +57,6 @@ class Timeline:
     def was_dispatched(self) -> bool:
         """Whether an attempt ever left the queue."""
         return self._is_dispatched
-
-    @property
-    def had_choice(self) -> bool:
-        """Whether there was another place for the latest attempt."""
-        return self._best_other_ms is not None
-
-    @property
-    def placement(self) -> str:
-        """Who computed the prompt: "local", the decode worker, or "remote"."""
-        is_local = self._timings.prefill_worker == self._timings.decode_worker
-        return "local" if is_local else "remote"
 
     @property
     def num_tokens(self) -> int:
@@ -192,6 +184,8 @@ class Timeline:
         if self._best_other_ms is not None:
             measured_ms = attempt.first_token_at_ms - attempt.placed_at_ms
             self.explain.regret_ms = max(0.0, measured_ms - self._best_other_ms)
+            is_local = self._timings.prefill_worker == self._timings.decode_worker
+            self.regretted = "local" if is_local else "remote"
 
     def _record(self, log: DecisionLog) -> None:
         attempt, has_token = self._attempt, self.explain.HasField("first_token_at_ms")

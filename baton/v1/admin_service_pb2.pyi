@@ -349,13 +349,13 @@ class RoutingStatus(_message.Message):
     transfer_error_p90: _builtins.float
     """The same of transfers."""
     num_remote: _builtins.int
-    """Requests whose prompt a prefill worker computed."""
+    """Attempts whose prompt a prefill worker was to compute."""
     num_local: _builtins.int
-    """Requests whose prompt their decode worker computed."""
+    """Attempts whose prompt the decode worker was to compute."""
     mean_regret_ms: _builtins.float
     """Mean of max(0, measured TTFT - predicted TTFT of the best place not taken), in milliseconds."""
     num_shed: _builtins.int
-    """Requests refused because their objective could not be met, or to make room."""
+    """Requests refused: for their objective, their tenant's rates, or lack of room."""
     num_prefix_keys: _builtins.int
     """Keys in the prefix index, over all workers."""
     expected_output_tokens: _builtins.int

@@ -1,7 +1,8 @@
-"""The product's own policy in a replay: the very cores that a router runs, fed from simulated workers.
+"""The product's own policy in a replay: the cores that a router runs, fed from simulated workers.
 
-What it believes of costs and lengths it learns while the replay goes on, like a router that has just
-started. The queue refuses nobody here, so that all policies serve the same requests.
+A decode worker has room where the whole answer fits, not as a link sees it. What it believes of costs and
+lengths it learns while the replay goes on, like a router that has just started. The queue refuses nobody
+here, so that all policies serve the same requests.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from baton.v1 import common_pb2
 from router.affinity import BucketAffinity
 from router.buckets import BucketQueue, Waiting
 from router.cost_model import CostModel
+from router.credit import credit_cost, kept_credit
 from router.decode_load import DecodeLoad
 from router.offline.job import Job
 from router.offline.policy import Fleet, Placed, Policy
@@ -26,8 +28,6 @@ from router.placement import Placement
 from router.places import Ask, Candidate, Decision
 from router.prefill_backlog import PrefillBacklog
 
-# Of the credit, what is kept for shorter prompts; as in router/prefill_link.py.
-_KEPT_SHARE = 0.25
 # Nobody's incarnation: predicted like a typical worker.
 _ANY_WORKER = 0
 
@@ -44,11 +44,16 @@ class PrefillSide:
         self.chunk_tokens = worker.spec.chunk_tokens
         self.turn = 0.0
         self.backlog = PrefillBacklog()
+        self.costs: dict[bytes, int] = {}
 
     def is_trusted(self, now: float) -> bool:
         """Simulated workers do not fail."""
         del now
         return True
+
+    def can_ever_take(self, num_tokens: int) -> bool:
+        """Whether it could hold such a prompt if it were empty."""
+        return blocks_needed(num_tokens, self.worker.spec.block_size) <= self.worker.spec.num_blocks
 
     def can_reach(self, incarnation: int) -> bool:
         """Everybody reaches everybody."""
@@ -57,11 +62,16 @@ class PrefillSide:
 
     def objection(self, num_tokens: int, num_uncached_tokens: int, seniority: float) -> str:
         """Why it cannot take a prompt now: credit or blocks."""
-        most = CREDIT_TOKENS - int(seniority * _KEPT_SHARE * CREDIT_TOKENS)
-        if self.backlog.num_tokens + min(num_uncached_tokens, most) > most:
+        credit = CREDIT_TOKENS - sum(self.costs.values()) - kept_credit(CREDIT_TOKENS, seniority)
+        if credit_cost(num_uncached_tokens, CREDIT_TOKENS, seniority) > credit:
             return "has no credit"
         blocks = blocks_needed(num_tokens, self.worker.spec.block_size)
         return "has no blocks" if self.backlog.num_blocks + blocks > self.worker.spec.num_blocks else ""
+
+    def computed(self, key: bytes, now: float) -> None:
+        """A prompt's token was sampled: its credit is free again."""
+        self.costs.pop(key, None)
+        self.backlog.computed(key, now)
 
     def work_ahead_ms(self, num_tokens: int, now: float) -> float:
         """Predicted computing that goes before a prompt of num_tokens."""
@@ -135,6 +145,7 @@ class CostPolicy(Policy):
         self._prefills: dict[int, PrefillSide] = {}
         self._decodes: dict[int, DecodeSide] = {}
         self._decision: Decision[PrefillSide, DecodeSide] | None = None
+        self._seniority = 0.0
 
     def add(self, request: RecordedRequest, fleet: Fleet) -> None:
         """Into the queue of its length."""
@@ -195,19 +206,21 @@ class CostPolicy(Policy):
             return
         num_computed = job.request.num_prompt_tokens - job.num_cached
         self._costs.observe_prefill(job.prefill.incarnation, num_computed, job.num_cached, job.compute_ms)
-        self._prefills[job.prefill.incarnation].backlog.computed(key, fleet.now)
+        self._prefills[job.prefill.incarnation].computed(key, fleet.now)
 
     def committed(self, job: Job, tail_ms: float, fleet: Fleet) -> None:
         """The KV has arrived."""
+        del fleet
         num_tokens = job.request.num_prompt_tokens
         self._costs.observe_transfer(job.prefill.incarnation, job.decode.incarnation, num_tokens, tail_ms)
-        self._prefills[job.prefill.incarnation].backlog.ended(_id(job.request), fleet.now)
+        self._prefills[job.prefill.incarnation].backlog.ended(_id(job.request))
         self._decodes[job.decode.incarnation].load.committed(_id(job.request))
 
     def ended(self, job: Job, fleet: Fleet) -> None:
         """An answer is complete: how long it became is learned."""
+        del fleet
         if not job.is_local:
-            self._prefills[job.prefill.incarnation].backlog.ended(_id(job.request), fleet.now)
+            self._prefills[job.prefill.incarnation].backlog.ended(_id(job.request))
         self._decodes[job.decode.incarnation].load.ended(_id(job.request))
         self._lengths.observe(job.request.max_tokens, job.request.num_output_tokens)
 
@@ -233,6 +246,7 @@ class CostPolicy(Policy):
             cached=_found(request, fleet.prefills, _rest(request)),
             held=_found(request, fleet.decodes, num_prompt),
         )
+        self._seniority = ask.seniority
         return self._placement.choose(
             ask, list(self._prefills.values()), list(self._decodes.values()), fleet.now
         )
@@ -252,6 +266,7 @@ class CostPolicy(Policy):
         if chosen.prefill is None:
             chosen.decode.load.committed(key)
             return
+        chosen.prefill.costs[key] = credit_cost(uncached, CREDIT_TOKENS, self._seniority)
         chosen.prefill.backlog.place(
             key,
             num_tokens=uncached,

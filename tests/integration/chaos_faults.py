@@ -18,7 +18,7 @@ from tests.tcp_proxy import TcpProxy
 # A link from one process to another; a process itself is the edge from it to it.
 Edge = tuple[str, str]
 
-BUSY_WITHIN_S = 20.0
+BUSY_WITHIN_S = 40.0
 # SIGSTOP: noticed by nobody, longer than the silence that ends a session, longer than a lease.
 PAUSES_S = (0.5, 3.0, 11.0)
 

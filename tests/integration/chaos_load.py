@@ -70,10 +70,12 @@ class Load:
     """Clients that ask until stopped.
 
     addresses: of all routers; each question begins at one drawn for it, so that all of them have work.
+    has_new_prompts: no prompt begins like another, so that no worker has cached any.
     """
 
     addresses: Sequence[str]
     seed: int
+    has_new_prompts: bool = False
     records: list[Record] = field(default_factory=list)
     is_stopped: bool = False
 
@@ -96,7 +98,10 @@ class Load:
         cases = mixed_cases()
         while not self.is_stopped:
             targets = rng.sample(self.addresses, len(self.addresses))
-            self.records.append(await ask(targets, rng.choice(cases)))
+            prompt, max_tokens = rng.choice(cases)
+            if self.has_new_prompts:
+                prompt = (*(rng.randrange(3, 259) for _ in range(4)), *prompt)
+            self.records.append(await ask(targets, (prompt, max_tokens)))
 
 
 async def ask(targets: Sequence[str], case: Case) -> Record:

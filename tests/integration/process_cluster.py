@@ -127,8 +127,11 @@ class ProcessCluster:
 
 
 @asynccontextmanager
-async def process_cluster(model: Path, logs: Path) -> AsyncIterator[ProcessCluster]:
-    """Starts everything and yields once each router has all workers."""
+async def process_cluster(model: Path, logs: Path, placement: str) -> AsyncIterator[ProcessCluster]:
+    """Starts everything and yields once each router has all workers.
+
+    placement: the routers' setting.
+    """
     names = (*ROUTERS, *(f"{router} admin" for router in ROUTERS), *WORKERS)
     ports = dict(zip(names, _fixed_ports(len(names)), strict=True))
     async with AsyncExitStack() as stack:
@@ -143,7 +146,7 @@ async def process_cluster(model: Path, logs: Path) -> AsyncIterator[ProcessClust
             name: await stack.enter_async_context(TcpProxy(ports[name], lambda _port: CLIENT))
             for name in ROUTERS
         }
-        specs = [_router(name, model, ports, redis.url) for name in ROUTERS]
+        specs = [_router(name, model, ports, redis.url, placement) for name in ROUTERS]
         specs += [_worker(name, model, ports[name], proxies[name].address, redis.url) for name in WORKERS]
         processes = [RoleProcess(spec, logs / f"{spec.name}.log", guard) for spec in specs]
         supervisor.append(Supervisor(processes, report=print, rng=random.Random(1)))
@@ -195,10 +198,10 @@ def _owner_finder(supervisor: list[Supervisor]) -> Callable[[int], str]:
     return owner
 
 
-def _router(name: str, model: Path, ports: dict[str, int], redis_url: str) -> RoleSpec:
+def _router(name: str, model: Path, ports: dict[str, int], redis_url: str, placement: str) -> RoleSpec:
     command = ("-m", "router", f"--name={name}", f"--model={model}", f"--port={ports[name]}")
     admin_port = ports[f"{name} admin"]
-    settings = (f"--admin-port={admin_port}", "--placement=disaggregated", "--drain-s=1")
+    settings = (f"--admin-port={admin_port}", f"--placement={placement}", "--drain-s=1")
     return RoleSpec(
         name=name,
         role="router",

@@ -21,22 +21,29 @@ from tests.integration.chaos_storm import Storm, format_rows, summary
 from tests.integration.oracle import assert_greedy
 from tests.integration.process_cluster import ROUTERS, WORKERS, ProcessCluster, process_cluster
 
-SEEDS = (3, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 4, 5)))
+RUNS = (
+    ("disaggregated", 3),
+    *(pytest.param("disaggregated", seed, marks=pytest.mark.long) for seed in (1, 2, 4, 5)),
+    pytest.param("auto", 3, marks=pytest.mark.long),
+)
 WHOLE_WITHIN_S = 30.0
 SETTLED_WITHIN_S = 5.0
 
 
 @pytest_asyncio.fixture
-async def cluster(tiny_model: tuple[Path, LlamaForCausalLM], tmp_path: Path) -> AsyncIterator[ProcessCluster]:
-    async with process_cluster(tiny_model[0], tmp_path) as started:
+async def cluster(
+    tiny_model: tuple[Path, LlamaForCausalLM], tmp_path: Path, placement: str
+) -> AsyncIterator[ProcessCluster]:
+    async with process_cluster(tiny_model[0], tmp_path, placement) as started:
         yield started
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("placement", "seed"), RUNS)
 async def test_every_answer_is_complete_whatever_dies(
-    cluster: ProcessCluster, tiny_model: tuple[Path, LlamaForCausalLM], seed: int
+    cluster: ProcessCluster, tiny_model: tuple[Path, LlamaForCausalLM], placement: str, seed: int
 ) -> None:
-    load = Load(cluster.addresses, seed)
+    # In "auto" no KV would move once decode workers had cached all prompts.
+    load = Load(cluster.addresses, seed, has_new_prompts=placement == "auto")
     storm = Storm(cluster, load)
     drawn = series(random.Random(seed))
     async with asyncio.TaskGroup() as group:

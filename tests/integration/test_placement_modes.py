@@ -1,7 +1,7 @@
 """Who computes a prompt where it may be a decode worker, with real processes, and what is said of it.
 
-Two clusters: "auto" with one worker of each role, where only decode workers keep prefixes; "colocated" with
-two decode workers, whose router tells tenants apart. A third lives for the log of decisions alone.
+Two clusters: "auto" with one worker of each role, of which only the decode worker keeps prefixes, and with
+tenants; "colocated" with two decode workers. A third lives for the log of decisions alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -35,7 +36,6 @@ from baton.v1.inference_service_pb2 import ListModelsRequest
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.integration.conftest import ANY_PORTS
 from tests.integration.oracle import assert_greedy
-from tests.integration.test_transport_tokens import prompt_of
 
 NUM_TOKENS = 24
 # Around the borders of blocks; the last two are longer than what a decode worker may compute of a prompt
@@ -46,6 +46,12 @@ BACK_WITHIN_S = 30.0
 KEYS = {name: f"key-of-tenant-{name}-0123456789" for name in ("search", "mail", "trial")}
 TRIAL_TOKENS_PER_MINUTE = 60
 Tiny = tuple[Path, LlamaForCausalLM]
+
+
+def prompt_of(length: int) -> list[int]:
+    """A prompt that begins like none of another length."""
+    rng = random.Random(length)
+    return [rng.randrange(3, 259) for _ in range(length)]
 
 
 def config(model: Path, placement: str, **settings: Any) -> ClusterConfig:
@@ -76,38 +82,37 @@ def tenants_file(folder: Path) -> Path:
 async def auto_cluster(
     tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[LocalCluster]:
-    settings = tmp_path_factory.mktemp("auto") / "baton.toml"
-    settings.write_text(f"[router]\nlocal_max_tokens = {LOCAL_MAX_TOKENS}\n[prefill]\nprefix_cache = false\n")
+    folder = tmp_path_factory.mktemp("auto")
+    settings = folder / "baton.toml"
+    settings.write_text(
+        f'[router]\nlocal_max_tokens = {LOCAL_MAX_TOKENS}\ntenants_file = "{tenants_file(folder)}"\n'
+        "[prefill]\nprefix_cache = false\n"
+    )
     torch.set_num_threads(1)
     async with await LocalCluster.start(config(tiny_model[0], "auto"), config_file=str(settings)) as cluster:
         yield cluster
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def auto_client(auto_cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
+async def search(auto_cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
+    """A client of "auto" with the key of the tenant "search"."""
     await auto_cluster.wait_ready(BACK_WITHIN_S)
-    async with await AsyncClient.connect(auto_cluster.address) as client:
+    async with await AsyncClient.connect(auto_cluster.address, api_key=KEYS["search"]) as client:
         yield client
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def colocated_cluster(
-    tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[LocalCluster]:
-    folder = tmp_path_factory.mktemp("colocated")
-    settings = folder / "baton.toml"
-    settings.write_text(f'[router]\ntenants_file = "{tenants_file(folder)}"\n')
+async def colocated_cluster(tiny_model: Tiny) -> AsyncIterator[LocalCluster]:
     torch.set_num_threads(1)
     wanted = config(tiny_model[0], "colocated", prefill=0, decode=2)
-    async with await LocalCluster.start(wanted, config_file=str(settings)) as cluster:
+    async with await LocalCluster.start(wanted) as cluster:
         yield cluster
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def search(colocated_cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
-    """A client with the key of the tenant "search"."""
+async def colocated_client(colocated_cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
     await colocated_cluster.wait_ready(BACK_WITHIN_S)
-    async with await AsyncClient.connect(colocated_cluster.address, api_key=KEYS["search"]) as client:
+    async with await AsyncClient.connect(colocated_cluster.address) as client:
         yield client
 
 
@@ -144,7 +149,7 @@ async def explained(cluster: LocalCluster, request_id: str) -> dict[str, Any]:
 
 
 async def until_indexed(cluster: LocalCluster, prompts: Iterable[Sequence[int]]) -> None:
-    """Waits until the router has heard that its one decode worker has the full blocks of all these prompts."""
+    """Waits until the router has heard that its one decode worker has all full blocks of these prompts."""
     status = await cluster.wait_ready(BACK_WITHIN_S)
     (size,) = {w.block_size for w in status.workers if (w.name, w.state) == ("decode-0", "ready")}
     expected = sum(len(prompt) // size for prompt in prompts)
@@ -159,17 +164,17 @@ def computed_by(summary: Summary) -> str:
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_auto_gives_transformers_tokens_whoever_computes_the_prompt(
-    auto_cluster: LocalCluster, auto_client: AsyncClient, tiny_model: Tiny
+    auto_cluster: LocalCluster, search: AsyncClient, tiny_model: Tiny
 ) -> None:
     prompts = [prompt_of(length) for length in LENGTHS]
-    first = await asyncio.gather(*(ask(auto_client, prompt) for prompt in prompts))
+    first = await asyncio.gather(*(ask(search, prompt) for prompt in prompts))
     long = [s for prompt, (_, s) in zip(prompts, first, strict=True) if len(prompt) > LOCAL_MAX_TOKENS]
     assert {computed_by(summary) for summary in long} == {"prefill-0"}
     assert all(summary.timings.transfer_bytes for summary in long)
 
     await until_indexed(auto_cluster, prompts)
     # Only the decode worker has kept them: the few tokens that it lacks are nothing against all of them.
-    again = [await ask(auto_client, prompt) for prompt in prompts]
+    again = [await ask(search, prompt) for prompt in prompts]
     _, held = again[-1]
     assert computed_by(held) == "decode-0"
     assert held.num_cached_tokens > len(prompts[-1]) - LOCAL_MAX_TOKENS
@@ -180,9 +185,9 @@ async def test_auto_gives_transformers_tokens_whoever_computes_the_prompt(
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_colocated_gives_transformers_tokens(search: AsyncClient, tiny_model: Tiny) -> None:
+async def test_colocated_gives_transformers_tokens(colocated_client: AsyncClient, tiny_model: Tiny) -> None:
     prompts = [prompt_of(length) for length in LENGTHS]
-    found = await asyncio.gather(*(ask(search, prompt) for prompt in prompts))
+    found = await asyncio.gather(*(ask(colocated_client, prompt) for prompt in prompts))
     for prompt, (tokens, summary) in zip(prompts, found, strict=True):
         assert_greedy(tiny_model[1], prompt, tokens)
         assert computed_by(summary) == summary.timings.decode_worker
@@ -192,24 +197,24 @@ async def test_colocated_gives_transformers_tokens(search: AsyncClient, tiny_mod
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_requests_go_on_without_the_prefill_worker_and_return_to_it(
-    auto_cluster: LocalCluster, auto_client: AsyncClient, tiny_model: Tiny
+    auto_cluster: LocalCluster, search: AsyncClient, tiny_model: Tiny
 ) -> None:
     prompts = [[20 + index] * 400 for index in range(3)]
     os.kill(auto_cluster.pids["prefill-0"], signal.SIGKILL)
-    found = await asyncio.gather(*(ask(auto_client, prompt) for prompt in prompts))
+    found = await asyncio.gather(*(ask(search, prompt) for prompt in prompts))
     for prompt, (tokens, summary) in zip(prompts, found, strict=True):
         assert_greedy(tiny_model[1], prompt, tokens)
         assert computed_by(summary) == "decode-0"
     await auto_cluster.wait_ready(BACK_WITHIN_S)
-    _, summary = await ask(auto_client, [30] * 400)
+    _, summary = await ask(search, [30] * 400)
     assert (computed_by(summary), summary.timings.num_attempts) == ("prefill-0", 1)
 
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_command_says_of_a_request_what_its_summary_says(
-    auto_cluster: LocalCluster, auto_client: AsyncClient
+    auto_cluster: LocalCluster, search: AsyncClient
 ) -> None:
-    _, summary = await ask(auto_client, [40] * 300, request_id="told-twice")
+    _, summary = await ask(search, [40] * 300, request_id="told-twice")
     said = summary.explain
     assert (said.bucket, said.num_prompt_tokens, said.outcome) == ("256-511", 300, "OK")
     (attempt,) = said.attempts
@@ -238,22 +243,22 @@ async def test_an_unknown_request_is_wrong_usage(auto_cluster: LocalCluster) -> 
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_an_objective_that_cannot_be_met_is_refused(auto_client: AsyncClient) -> None:
+async def test_an_objective_that_cannot_be_met_is_refused(search: AsyncClient) -> None:
     prompt = prompt_of(1500)
     with pytest.raises(Overloaded, match="ttft_objective_ms") as caught:
-        await ask(auto_client, prompt, ttft_objective_ms=1)
+        await ask(search, prompt, ttft_objective_ms=1)
     assert caught.value.status == "RESOURCE_EXHAUSTED"
     assert caught.value.retry_after_s is not None
     assert caught.value.retry_after_s > 0
-    await ask(auto_client, prompt)
+    await ask(search, prompt)
 
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_resumed_request_shows_both_attempts(
-    colocated_cluster: LocalCluster, search: AsyncClient, tiny_model: Tiny
+    colocated_cluster: LocalCluster, colocated_client: AsyncClient, tiny_model: Tiny
 ) -> None:
     prompt, num_tokens = [50] * 40, 1500
-    generation = search.generate(
+    generation = colocated_client.generate(
         token_ids=prompt, max_tokens=num_tokens, temperature=0, ignore_eos=True, request_id="resumed"
     )
     tokens: list[int] = []
@@ -299,17 +304,17 @@ def chosen(attempt: dict[str, Any]) -> str:
 
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.usefixtures("search")
-async def test_a_call_without_a_known_key_is_refused(colocated_cluster: LocalCluster) -> None:
-    async with open_channel(colocated_cluster.address) as channel:
+async def test_a_call_without_a_known_key_is_refused(auto_cluster: LocalCluster) -> None:
+    async with open_channel(auto_cluster.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="authorization") as refused:
             await InferenceServiceStub(channel).ListModels(ListModelsRequest(), timeout=5)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     for key in (None, "a-key-that-nobody-has"):
-        async with await AsyncClient.connect(colocated_cluster.address, api_key=key) as client:
+        async with await AsyncClient.connect(auto_cluster.address, api_key=key) as client:
             with pytest.raises(Unauthenticated) as caught:
                 await ask(client, [60] * 10)
         assert caught.value.field == "authorization"
-    async with await AsyncClient.connect(colocated_cluster.address, api_key=KEYS["mail"]) as client:
+    async with await AsyncClient.connect(auto_cluster.address, api_key=KEYS["mail"]) as client:
         _, summary = await ask(client, [60] * 10)
     assert summary.explain.tenant == "mail"
 
@@ -317,9 +322,9 @@ async def test_a_call_without_a_known_key_is_refused(colocated_cluster: LocalClu
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.usefixtures("search")
 async def test_a_tenant_that_has_used_its_tokens_is_told_when_to_come_back(
-    colocated_cluster: LocalCluster,
+    auto_cluster: LocalCluster,
 ) -> None:
-    async with await AsyncClient.connect(colocated_cluster.address, api_key=KEYS["trial"]) as client:
+    async with await AsyncClient.connect(auto_cluster.address, api_key=KEYS["trial"]) as client:
         await ask(client, [61] * 40, num_tokens=2)
         with pytest.raises(Overloaded, match="trial") as caught:
             await ask(client, [61] * 40, num_tokens=2)
@@ -329,19 +334,20 @@ async def test_a_tenant_that_has_used_its_tokens_is_told_when_to_come_back(
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_tenants_do_not_share_cached_prefixes(
-    colocated_cluster: LocalCluster, search: AsyncClient
-) -> None:
-    prompt = prompt_of(200)
-    # At once, so that both workers compute it: whichever the other tenant gets could share it.
-    found = await asyncio.gather(ask(search, prompt), ask(search, prompt))
-    assert {computed_by(summary) for _, summary in found} == {"decode-0", "decode-1"}
-    assert [summary.num_cached_tokens for _, summary in found] == [0, 0]
+async def test_tenants_do_not_share_cached_prefixes(auto_cluster: LocalCluster, search: AsyncClient) -> None:
+    prompt = prompt_of(800)
+    _, first = await ask(search, prompt)
+    async with asyncio.timeout(10.0):
+        while computed_by((await ask(search, prompt))[1]) != "decode-0":
+            await asyncio.sleep(0.02)
     _, again = await ask(search, prompt)
-    assert again.num_cached_tokens > 100
-    async with await AsyncClient.connect(colocated_cluster.address, api_key=KEYS["mail"]) as mail:
+    async with await AsyncClient.connect(auto_cluster.address, api_key=KEYS["mail"]) as mail:
         _, of_other = await ask(mail, prompt)
-    assert of_other.num_cached_tokens == 0
+    assert again.num_cached_tokens > len(prompt) - LOCAL_MAX_TOKENS
+    # Nothing of it is held by the only decode worker, which has it all.
+    for summary in (first, of_other):
+        assert (computed_by(summary), summary.num_cached_tokens) == ("prefill-0", 0)
+    assert of_other.timings.transfer_bytes == first.timings.transfer_bytes
 
 
 @pytest.mark.asyncio(loop_scope="session")

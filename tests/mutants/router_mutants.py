@@ -38,7 +38,7 @@ def growth_never_given_back() -> Any:
     return patch.object(DecodeLoad, "ended", keep)
 
 
-@mutant("a prompt that a decode worker has computed is waited for by others for ever", seed=1)
+@mutant("a prompt that a decode worker has computed is waited for by others for ever")
 def local_prompt_never_over() -> Any:
     ended = DecodeLoad.ended
 
@@ -53,7 +53,10 @@ def local_prompt_never_over() -> Any:
 
 @mutant("a prefill worker gets fewer and fewer prompts: those that are gone still hold blocks")
 def backlog_blocks_never_released() -> Any:
-    return patch.object(PrefillBacklog, "ended", PrefillBacklog.computed)
+    def keep(self: Any, attempt_id: bytes) -> None:
+        self.computed(attempt_id, 0.0)
+
+    return patch.object(PrefillBacklog, "ended", keep)
 
 
 @mutant("prompts go to a worker for a cache that died with its last process")
@@ -66,7 +69,7 @@ def evicted_prefixes_kept() -> Any:
     return patch.object(PrefixMap, "_remove", lambda self, holder, keys: None)
 
 
-@mutant("a request waits for KV that nobody sends: its decode worker was not told to compute it", seed=1)
+@mutant("a request waits for KV that nobody sends: its decode worker was not told to compute it")
 def nobody_computes_the_prompt() -> Any:
     send = WorkerLink.send
 
@@ -95,7 +98,7 @@ def displaced_request_not_told() -> Any:
 
 @mutant("a router's memory fills with the ways of requests that have ended")
 def explanations_never_end() -> Any:
-    return patch.object(Explanations, "end", lambda self, request_id: None)
+    return patch.object(Explanations, "end", lambda self, request_id, answers: None)
 
 
 @mutant("an answer is explained by an attempt that has failed")
@@ -121,7 +124,7 @@ def credit_given_back_twice() -> Any:
 
 
 @mutant(
-    "a client is told that its request fits nowhere: a worker that was just lost is still counted on", seed=2
+    "a client is told that its request fits nowhere: a worker that was just lost is still counted on", seed=12
 )
 def loss_noticed_too_late() -> Any:
     def send(self: Any, message: Any) -> None:
@@ -136,7 +139,7 @@ def loss_noticed_too_late() -> Any:
     return patch.object(WorkerLink, "send", send)
 
 
-@mutant("a prompt that is computed where it decodes takes the credit of a prefill worker with it", seed=1)
+@mutant("a prompt that is computed where it decodes takes the credit of a prefill worker with it")
 def local_attempt_takes_credit() -> Any:
     run = Attempt.run
 

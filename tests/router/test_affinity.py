@@ -163,13 +163,6 @@ def test_the_first_work_is_waited_for_until_a_deal_is_due() -> None:
     assert owners(affinity) == [[], [], [0, 1], []]
 
 
-def test_another_number_of_buckets_starts_afresh() -> None:
-    affinity = make_affinity(1, 1, 1, 1, workers=[0, 1, 2, 3])
-    affinity.set_num_buckets(2)
-    affinity.assign([0, 1, 2, 3], 0.1)
-    assert owners(affinity, 2) == [[0, 1, 2, 3]] * 2
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_all_workers_are_used_all_buckets_served_and_no_more_workers_moved_than_must(seed: int) -> None:
     rng = random.Random(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
+from collections import Counter
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -34,6 +35,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.gone: list[Waiting[int]] = []
         self.numbers = itertools.count()
         self.num_popped = 0
+        self.weights: dict[tuple[int, str], float] = {}
         self.now = 0.0
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 2.0]))
@@ -68,13 +70,31 @@ class QueueMachine(RuleBasedStateMachine):
         except Overloaded:
             assert is_full
             assert not lower
+            assert not self._greedier(tenant, weight, priority)
             return
-        assert not is_full or lower
         if is_full:
-            assert self.shed == [max(lower, key=lambda item: (-item.priority, item.enqueued_at, item.value))]
-            self.waiting.remove(self.shed[0])
-            self.gone.append(self.shed[0])
+            (shed,) = self.shed
+            if lower:
+                assert shed == max(lower, key=lambda item: (-item.priority, item.enqueued_at, item.value))
+            else:
+                assert shed in self._greedier(tenant, weight, priority)
+            self.waiting.remove(shed)
+            self.gone.append(shed)
+        self.weights[priority, tenant] = weight
         self.waiting.append(item)
+
+    def _greedier(self, tenant: str, weight: float, priority: int) -> list[Waiting[int]]:
+        """The youngest of each tenant that, with one more for `tenant`, still has more for its weight."""
+        mine = [item for item in self.waiting if item.priority == priority]
+        counts = Counter(item.tenant for item in mine)
+        per_weight = {name: count / self.weights[priority, name] for name, count in counts.items()}
+        found = {}
+        for name, load in per_weight.items():
+            new = [item for item in mine if item.tenant == name and item.is_new]
+            if new and (counts[tenant] + 1) / weight < load:
+                found[name] = max(new, key=lambda item: (item.enqueued_at, item.value))
+        most = max((per_weight[name] for name in found), default=0.0)
+        return [item for name, item in found.items() if per_weight[name] == most]
 
     @precondition(lambda self: self.gone)
     @rule(data=st.data())
@@ -91,6 +111,7 @@ class QueueMachine(RuleBasedStateMachine):
             priority=old.priority,
             is_new=False,
         )
+        self.weights[old.priority, old.tenant] = old.weight
         self.waiting.append(item)
 
     @rule(largest=st.sampled_from([0, 15, 30, 100]), blocked=TENANTS)

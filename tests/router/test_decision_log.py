@@ -78,9 +78,9 @@ def test_what_was_logged_can_be_replayed(tmp_path) -> None:
     assert (measured.num_computed_tokens, measured.num_cached_tokens) == (24, 16)
     assert found.settings["bucket_edges"] == [100, 200]
     assert found.settings["itl_objective_ms"] == 77.0
-    # A model that has seen nothing predicts 1 ms a token.
+    # What a model that has seen nothing predicts.
     for name in ("", "prefill-0"):
-        assert found.costs["prefill", name] == pytest.approx((0.0, 1.0, 0.0), abs=1e-4)
+        assert found.costs["prefill", name] == pytest.approx((30.0, 1.0, 0.0), abs=1e-4)
 
 
 def test_equal_prefixes_have_equal_numbers_and_others_do_not(tmp_path) -> None:

@@ -81,12 +81,13 @@ async def test_blocks_of_a_cancelled_transfer_go_to_the_next_prompt() -> None:
 
 
 async def test_growth_that_an_answer_does_not_need_any_more_goes_to_the_next_one() -> None:
-    async with staged(output_quantile=0.0) as stage:
+    async with staged() as stage:
         prefill, decode = await workers(stage)
+        # Nothing is known of answers: max_tokens are expected.
         run = stage.generate(num_prompt_tokens=20, max_tokens=900)
         attempt_id = await to_decode(prefill, decode)
         await until(lambda: run.received() == [70])
-        # It has one block of 64 now, and is expected to take 58. The worker's reports stay as they are.
+        # It is expected to come to 58 of 64 blocks. The worker's reports stay as they are.
         waiting = assign(stage, 100, expected_tokens=300)
         await turns()
         assert not waiting.done()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from baton.v1 import common_pb2, decode_service_pb2
@@ -62,6 +63,10 @@ async def test_a_child_starts_where_its_prompt_is_without_a_prefill_worker() -> 
         command = await decode.grant()
         assert command.compute_locally
         decode.committed(command.attempt_id)
+        await asyncio.sleep(0.01)
+        # The lease is; the prompt is not computed yet.
+        assert not run.generation.committed.done()
+        decode.send(prompt_computed={"attempt_id": command.attempt_id, "prefill": {"num_steps": 1}})
         decode.tokens(command.attempt_id, 0, 70)
         assert (await run.generation.committed).name == "decode-0"
         decode.tokens(command.attempt_id, 1, 71, end=True)

@@ -33,7 +33,7 @@ def test_a_prompt_keeps_its_blocks_when_it_is_computed_and_its_tokens_do_not_wai
     assert (backlog.num_tokens, backlog.num_blocks) == (130, 9)
     backlog.computed(A, 1.0)
     assert (backlog.num_tokens, backlog.num_blocks) == (30, 9)
-    backlog.ended(A, 2.0)
+    backlog.ended(A)
     assert (backlog.num_tokens, backlog.num_blocks) == (30, 2)
 
 
@@ -42,8 +42,8 @@ def test_ends_that_come_twice_or_of_strangers_change_nothing() -> None:
     place(backlog, A)
     for _ in range(2):
         backlog.computed(A, 1.0)
-        backlog.ended(A, 1.0)
-        backlog.ended(B, 1.0)
+        backlog.ended(A)
+        backlog.ended(B)
         backlog.computed(C, 1.0)
     assert (backlog.num_tokens, backlog.num_blocks) == (0, 0)
 
@@ -51,7 +51,7 @@ def test_ends_that_come_twice_or_of_strangers_change_nothing() -> None:
 def test_a_prompt_that_ends_before_it_is_computed_leaves_nothing() -> None:
     backlog = PrefillBacklog()
     place(backlog, A)
-    backlog.ended(A, 1.0)
+    backlog.ended(A)
     assert (backlog.num_tokens, backlog.num_blocks) == (0, 0)
     assert backlog.work_ahead_ms(1000, 128, 1.0) == 0.0
 
@@ -85,10 +85,19 @@ def test_time_that_has_passed_is_work_that_is_done() -> None:
     assert backlog.work_ahead_ms(100, 128, 99.0) == 0.0
 
 
+def test_a_prompt_that_goes_before_it_is_computed_is_no_work_done_for_others() -> None:
+    backlog = PrefillBacklog()
+    place(backlog, A, 100, predicted_ms=50.0, now=10.0)
+    place(backlog, B, 100, predicted_ms=50.0, now=10.0)
+    assert backlog.work_ahead_ms(100, 128, 10.02) == pytest.approx(80.0)
+    backlog.ended(A)
+    assert backlog.work_ahead_ms(100, 128, 10.02) == pytest.approx(30.0)
+
+
 def test_idle_time_is_no_work_done() -> None:
     backlog = PrefillBacklog()
     place(backlog, A, now=0.0)
-    backlog.ended(A, 1.0)
+    backlog.ended(A)
     place(backlog, B, 100, predicted_ms=50.0, now=60.0)
     assert backlog.work_ahead_ms(100, 128, 60.0) == pytest.approx(50.0)
 
@@ -115,9 +124,9 @@ def test_counts_are_those_of_a_plain_account_and_zero_at_the_end(seed: int) -> N
             backlog.computed(known, float(number))
         else:
             del account[known]
-            backlog.ended(known, float(number))
+            backlog.ended(known)
         assert backlog.num_tokens == sum(p.num_tokens for p in account.values() if p.waits)
         assert backlog.num_blocks == sum(p.num_blocks for p in account.values())
     for known in account:
-        backlog.ended(known, 999.0)
+        backlog.ended(known)
     assert (backlog.num_tokens, backlog.num_blocks) == (0, 0)

@@ -43,7 +43,7 @@ def draw_routing(seed: int) -> RoutingPlan:
     """The routing of a seed."""
     rng = random.Random(f"{seed}/routing")
     return RoutingPlan(
-        placement=rng.choice(("auto", "auto", "auto", "disaggregated", "disaggregated", "colocated")),
+        placement=rng.choice(("auto", "disaggregated", "auto", "auto", "disaggregated", "colocated")),
         local_max_tokens=rng.choice((8, 16, 256)),
         learn_buckets=rng.random() < 0.5,
         output_quantile=rng.choice((0.0, 0.9)),

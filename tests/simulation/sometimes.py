@@ -57,6 +57,7 @@ POINTS = (
     "in auto, a prefill worker computed a prompt",
     "in auto, a decode worker computed a prompt",
     "a strict objective was refused",
+    "a strict objective was given up while it waited",
     "a request was displaced",
     "a higher priority overtook a lower one",
     "a place was passed over for the growth of the answers there",
