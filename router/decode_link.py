@@ -9,7 +9,7 @@ from baton.ports import Dialer, WorkerInfo
 from baton.v1 import admin_service_pb2, common_pb2, decode_service_pb2, prefill_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
 from router.decode_load import DecodeLoad
-from router.link import LinkListener, WorkerLink
+from router.link import LinkListener, LinkObserver, WorkerLink
 
 DecodeDialer = Dialer[DecodeServiceSessionRequest, DecodeServiceSessionResponse]
 
@@ -32,8 +32,9 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
         identity: Identity,
         dialer: DecodeDialer,
         listener: LinkListener,
+        observer: LinkObserver,
     ) -> None:
-        super().__init__(info, identity, dialer, listener)
+        super().__init__(info, identity, dialer, listener, observer)
         self._asked: dict[bytes, int] = {}
         self._own = DecodeLoad()
         self._num_foreign = 0
@@ -229,7 +230,7 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
             case "heartbeat":
                 self._beat(message.heartbeat)
             case "cache_changes":
-                self._listener.cached(self, message.cache_changes)
+                self._observer.cached(self, message.cache_changes)
             case "prompt_computed":
                 self._own.prompt_computed(message.prompt_computed.attempt_id)
                 self._deliver(message.prompt_computed.attempt_id, message.prompt_computed)
@@ -245,7 +246,7 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
                 has_ended = True
                 self._over(event.attempt_id)
         if step.HasField("load"):
-            self._listener.stepped(self, step.load)
+            self._observer.stepped(self, step.load)
         # What has ended grows no more: there may be room, be it that others have taken its blocks.
         self._report(step.num_free_blocks, may_have_room=has_ended)
 

@@ -12,40 +12,20 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from baton.errors import PeerLost
 from baton.identity import Identity
 from baton.logs import get_logger
 from baton.ports import Registry, WorkerInfo
-from baton.v1 import common_pb2, decode_service_pb2
 from router.decode_link import DecodeDialer, DecodeLink
-from router.link import WorkerLink
+from router.link import LinkObserver, WorkerLink
 from router.prefill_link import PrefillDialer, PrefillLink
 
 log = get_logger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
-
-
-class Observer(Protocol):
-    """Learns from what workers say."""
-
-    def joined(self, link: WorkerLink[Any, Any]) -> None:
-        """A session with a worker has begun."""
-
-    def forgotten(self, incarnation: int) -> None:
-        """That process will not come back."""
-
-    def cached(self, link: WorkerLink[Any, Any], changes: common_pb2.CacheChanges) -> None:
-        """A worker's prefix cache has changed; raises PeerLost if it cannot have."""
-
-    def stepped(self, link: WorkerLink[Any, Any], load: decode_service_pb2.StepLoad) -> None:
-        """A decode worker has computed a step."""
-
-    def lost(self, link: WorkerLink[Any, Any]) -> None:
-        """A session has ended: what was known of that worker's cache is void."""
 
 
 class Fleet:
@@ -66,7 +46,7 @@ class Fleet:
         decode_dialer: DecodeDialer,
         rng: random.Random,
         needs_prefill: bool,
-        observer: Observer,
+        observer: LinkObserver,
         on_change: Callable[[], None],
     ) -> None:
         self.needs_prefill = needs_prefill
@@ -168,22 +148,6 @@ class Fleet:
                 with suppress(PeerLost):
                     link.introduce(present)
 
-    def cached(self, link: WorkerLink[Any, Any], changes: common_pb2.CacheChanges) -> None:
-        """A worker's prefix cache has changed."""
-        self._observer.cached(link, changes)
-
-    def stepped(self, link: WorkerLink[Any, Any], load: decode_service_pb2.StepLoad) -> None:
-        """A decode worker has computed a step."""
-        self._observer.stepped(link, load)
-
-    def joined(self, link: WorkerLink[Any, Any]) -> None:
-        """A session with a worker has begun."""
-        self._observer.joined(link)
-
-    def lost(self, link: WorkerLink[Any, Any]) -> None:
-        """A session has ended."""
-        self._observer.lost(link)
-
     def _sorted_out(self) -> tuple[list[PrefillLink], list[DecodeLink]]:
         """Those that take requests, by role; found once between two changes, as every placement asks."""
         if self._present is None:
@@ -222,5 +186,5 @@ class Fleet:
 
     def _new_link(self, info: WorkerInfo) -> WorkerLink[Any, Any]:
         if info.role == "prefill":
-            return PrefillLink(info, self._identity, self._prefill_dialer, self)
-        return DecodeLink(info, self._identity, self._decode_dialer, self)
+            return PrefillLink(info, self._identity, self._prefill_dialer, self, self._observer)
+        return DecodeLink(info, self._identity, self._decode_dialer, self, self._observer)

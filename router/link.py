@@ -27,25 +27,32 @@ log = get_logger(__name__)
 
 
 class LinkListener(Protocol):
-    """Who hears what happens on links."""
+    """Who hears when links come, go and change."""
 
     def changed(self) -> None:
         """Capacity or state may have changed."""
 
-    def joined(self, link: WorkerLink[Any, Any]) -> None:
-        """A session has begun."""
-
     def met(self) -> None:
         """A session has begun or ended; heard before changed()."""
 
+
+class LinkObserver(Protocol):
+    """Learns from what workers say."""
+
+    def joined(self, link: WorkerLink[Any, Any]) -> None:
+        """A session has begun."""
+
     def cached(self, link: WorkerLink[Any, Any], changes: common_pb2.CacheChanges) -> None:
-        """A worker's prefix cache has changed."""
+        """A worker's prefix cache has changed; raises PeerLost if it cannot have."""
 
     def stepped(self, link: WorkerLink[Any, Any], load: decode_service_pb2.StepLoad) -> None:
         """A decode worker has computed a step."""
 
     def lost(self, link: WorkerLink[Any, Any]) -> None:
         """A session has ended: what was known of that worker's cache is void."""
+
+    def forgotten(self, incarnation: int) -> None:
+        """That process will not come back."""
 
 
 class WorkerLink(ABC, Generic[SendT, RecvT]):
@@ -54,7 +61,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
     info: the worker, from the registry.
     identity: this router.
     dialer: opens a session with the worker.
-    listener: hears what happens.
+    listener: hears when it changes.  observer: hears what the worker says of itself.
     """
 
     role: ClassVar[common_pb2.Role.ValueType]
@@ -65,6 +72,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         identity: Identity,
         dialer: Dialer[SendT, RecvT],
         listener: LinkListener,
+        observer: LinkObserver,
     ) -> None:
         self.info = info
         self.state = "connecting"
@@ -75,6 +83,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         self._identity = identity
         self._dialer = dialer
         self._listener = listener
+        self._observer = observer
         self._session: Session[SendT, RecvT] | None = None
         self._inboxes: dict[bytes, Inbox] = {}
 
@@ -154,7 +163,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
             self._read_capacity(await first_message(incoming, self.name))
             self._session, self.state, self.was_ready = session, "ready", True
             log.info("worker ready", worker=self.name, incarnation=f"{self.info.incarnation:016x}")
-            self._listener.joined(self)
+            self._observer.joined(self)
             self._listener.met()
             self._listener.changed()
             await converse(session, incoming, self._receive, self._heartbeat_message)
@@ -179,7 +188,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         error = PeerLost(f"{self.name} was lost: {self.reason or 'the router is stopping'}")
         for inbox in inboxes.values():
             inbox.put(LinkLost(self.role, error))
-        self._listener.lost(self)
+        self._observer.lost(self)
         self._listener.met()
         self._listener.changed()
 

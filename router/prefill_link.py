@@ -12,7 +12,7 @@ from baton.ports import Dialer, WorkerInfo
 from baton.v1 import admin_service_pb2, common_pb2, prefill_service_pb2
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
 from router.credit import credit_cost, kept_credit
-from router.link import LinkListener, WorkerLink
+from router.link import LinkListener, LinkObserver, WorkerLink
 from router.prefill_backlog import PrefillBacklog
 
 _EMPTY = prefill_service_pb2.PrefillCapacity()
@@ -43,8 +43,9 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         identity: Identity,
         dialer: PrefillDialer,
         listener: LinkListener,
+        observer: LinkObserver,
     ) -> None:
-        super().__init__(info, identity, dialer, listener)
+        super().__init__(info, identity, dialer, listener, observer)
         self._backlog = PrefillBacklog()
         self._num_foreign_blocks = 0
         self.num_foreign_tokens = 0
@@ -236,7 +237,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
             case "heartbeat":
                 self._report(message.heartbeat)
             case "cache_changes":
-                self._listener.cached(self, message.cache_changes)
+                self._observer.cached(self, message.cache_changes)
             case other:
                 raise PeerLost(f"{self.name} sent {other or 'an unknown message'} in mid-session")
 

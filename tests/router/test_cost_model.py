@@ -98,6 +98,21 @@ def test_nine_of_ten_predictions_on_the_held_out_half_are_within_a_quarter(seed:
     assert p90(constant_rate_errors(trace)[half:]) > 0.35
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_the_first_half_taught_holds_for_the_second_without_learning_more(seed: int) -> None:
+    trace, model = make_trace(seed), CostModel()
+    half = TRACE_LENGTH // 2
+    for sample in trace[:half]:
+        model.observe_prefill(sample.worker, sample.num_tokens, sample.num_cached, sample.compute_ms)
+    # The worker that changes in the middle is not in what was learned.
+    errors = [
+        abs(model.prefill_ms(sample.worker, sample.num_tokens, sample.num_cached) / sample.compute_ms - 1)
+        for sample in trace[half:]
+        if sample.worker != DRIFTS
+    ]
+    assert p90(errors) < 0.25
+
+
 def test_a_worker_that_slows_down_is_followed_within_thirty_of_its_prompts() -> None:
     trace = make_trace(4)
     errors = model_errors(trace)

@@ -57,8 +57,8 @@ class Node:
     ) -> Any:
         info = WorkerInfo(name="w", role=self.role, incarnation=incarnation, address=server.address)
         if self.role == "prefill":
-            return PrefillLink(info, identity, prefill_dialer(opener), self)
-        return DecodeLink(info, identity, decode_dialer(opener), self)
+            return PrefillLink(info, identity, prefill_dialer(opener), self, self)
+        return DecodeLink(info, identity, decode_dialer(opener), self, self)
 
     def changed(self) -> None:
         self.changes += 1
