@@ -8,6 +8,7 @@ router/buckets.py's; this class asks them, and takes what they choose.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from operator import ge
 
 from baton.errors import Overloaded, Unavailable
@@ -241,19 +242,26 @@ class Dispatcher:
                 "or raise ttft_objective_ms",
                 retry_after_s=1.0,
             )
-        prefills, decodes = self._fleet.prefill_links(), self._fleet.decode_links()
-        large = [decode for decode in decodes if decode.can_ever_take(wanted.kv_tokens)]
-        if decodes and not large:
-            return _too_large("decode worker", wanted.kv_tokens)
-        if self._placement.mode != "disaggregated" or not (prefills and decodes):
+        fleet, kv_tokens = self._fleet, wanted.kv_tokens
+        prefills, decodes = fleet.prefill_links(), fleet.decode_links()
+        large = next((decode for decode in decodes if decode.can_ever_take(kv_tokens)), None)
+        if large is None:
+            return _too_large("decode worker", kv_tokens) if decodes else None
+        if self._placement.mode != "disaggregated" or not prefills:
             return None
-        able = [prefill for prefill in prefills if prefill.can_ever_take(wanted.num_tokens)]
-        if not able:
+        able = (prefill for prefill in prefills if prefill.can_ever_take(wanted.num_tokens))
+        first = next(able, None)
+        if first is None:
             return _too_large("prefill worker", wanted.num_tokens)
-        if any(prefill.can_reach(decode.incarnation) for prefill in able for decode in large):
+        if any(
+            prefill.can_reach(decode.incarnation)
+            for prefill in itertools.chain([first], able)
+            for decode in decodes
+            if decode is large or decode.can_ever_take(kv_tokens)
+        ):
             return None
         # Where nobody reaches anybody, that is told; here those who could hold it do not.
-        return _too_large("pair of workers", wanted.kv_tokens) if self._fleet.is_complete else None
+        return _too_large("pair of workers", kv_tokens) if fleet.is_complete else None
 
     def _take(self, ticket: Ticket, decision: Placed) -> Assignment:
         wanted, chosen = ticket.wanted, decision.chosen

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from router.places import WorkerView
 
-SCAN_ALL = 16
-NUM_SAMPLED = 8
+SCAN_ALL = 8
+NUM_SAMPLED = 4
 # Of those that have most cached, so many are looked at as well.
 NUM_HOLDERS = 2
 # Reasons kept of a decision, for whoever asks why.

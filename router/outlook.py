@@ -51,6 +51,7 @@ class Outlook:
         self._edges = LearnedEdges(num_buckets, config.bucket_edges) if config.learn_buckets else None
         self._affinity = BucketAffinity(num_buckets)
         self._reviewed_at = -REVIEW_S
+        self._dealt_to: Sequence[PrefillLink] = ()
 
     def distance(self, bucket: int, worker: int) -> int:
         """From a prefill worker to the nearest one that owns the bucket, in buckets."""
@@ -74,8 +75,12 @@ class Outlook:
     ) -> tuple[int, ...] | None:
         """Deals buckets out to the prefill workers there are; returns edges, where they are learned."""
         now = _now()
-        self._affinity.assign([link.incarnation for link in prefills], now)
-        if now - self._reviewed_at < REVIEW_S:
+        is_due = now - self._reviewed_at >= REVIEW_S
+        if is_due or prefills is not self._dealt_to:
+            # The fleet makes a new list when workers come or go.
+            self._dealt_to = prefills
+            self._affinity.assign([link.incarnation for link in prefills], now)
+        if not is_due:
             return None
         self._reviewed_at = now
         self._forget_idle([*prefills, *decodes], now)
