@@ -28,7 +28,7 @@ from benchmarks.sim_prefill import SimPrefill
 from router.assignment import Assignment, Wanted
 from router.config import RouterConfig
 from router.core import RouterCore
-from router.prompt_keys import PromptKeys
+from router.placing.prompt_keys import PromptKeys
 
 # 0.2 ms at 64 workers; see benchmarks/README.md.
 DECISION_US = 200.0

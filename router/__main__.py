@@ -29,11 +29,11 @@ from router.core import RouterCore
 from router.dial import decode_dialer, prefill_dialer
 from router.grammars import GrammarCheck
 from router.metrics import RouterMetrics
-from router.rate_limits import RateLimits
-from router.rate_sync import RateSync
-from router.redis_usage import RedisUsage
 from router.service import InferenceServicer
-from router.tenants import Tenants
+from router.tenancy.rate_limits import RateLimits
+from router.tenancy.rate_sync import RateSync
+from router.tenancy.redis_usage import RedisUsage
+from router.tenancy.tenants import Tenants
 from router.text import Text
 
 # Long prompts that are encoded, and grammars that are compiled, at once; the event loop goes on meanwhile.

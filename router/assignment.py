@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from baton.v1 import common_pb2
 from router.decode_link import DecodeLink
-from router.places import Decision
+from router.placing.places import Decision
+from router.placing.prompt_keys import PromptKeys
 from router.prefill_link import PrefillLink
-from router.prompt_keys import PromptKeys
 
 Placed = Decision[PrefillLink, DecodeLink]
 

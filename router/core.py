@@ -10,7 +10,6 @@ from typing import Self
 from baton.identity import Identity
 from baton.ports import Registry
 from router.assignment import Ticket
-from router.buckets import BucketQueue
 from router.config import RouterConfig
 from router.decision_log import DecisionLog
 from router.decode_link import DecodeDialer, DecodeLink
@@ -19,8 +18,9 @@ from router.explanations import Explanations
 from router.fleet import Fleet
 from router.metrics import RouterMetrics
 from router.outlook import Outlook
-from router.placement import Placement
+from router.placing.placement import Placement
 from router.prefill_link import PrefillDialer, PrefillLink
+from router.queueing.buckets import BucketQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

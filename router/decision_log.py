@@ -21,7 +21,7 @@ from baton.errors import ConfigError
 from baton.logs import get_logger
 from baton.v1 import common_pb2, route_explain_pb2
 from router.config import RouterConfig
-from router.cost_model import KINDS, CostModel
+from router.learning.cost_model import KINDS, CostModel
 from router.renumbering import Renumbering
 
 log = get_logger(__name__)

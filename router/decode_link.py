@@ -8,8 +8,8 @@ from baton.limits import blocks_needed
 from baton.ports import Dialer, WorkerInfo
 from baton.v1 import admin_service_pb2, common_pb2, decode_service_pb2, prefill_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
-from router.decode_load import DecodeLoad
 from router.link import LinkListener, LinkObserver, WorkerLink
+from router.placing.decode_load import DecodeLoad
 
 DecodeDialer = Dialer[DecodeServiceSessionRequest, DecodeServiceSessionResponse]
 

@@ -1,8 +1,8 @@
 """Binds waiting requests to workers, late: only when there is a place that takes one now.
 
 Runs synchronously whenever something changed; it owns no task. While nobody can serve, waiting requests
-are kept for a short grace and then fail. Which place is best is router/placement.py's, who goes first
-router/buckets.py's; this class asks them, and takes what they choose.
+are kept for a short grace and then fail. Which place is best is router/placing/placement.py's, who goes first
+router/queueing/buckets.py's; this class asks them, and takes what they choose.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from operator import ge
 from baton.errors import Overloaded, Unavailable
 from baton.v1 import common_pb2
 from router.assignment import Assignment, Placed, Ticket, Wanted
-from router.buckets import BucketQueue, Waiting
 from router.decode_link import DecodeLink
 from router.fleet import Fleet
 from router.outlook import ANY_WORKER, Outlook
-from router.placement import Placement
-from router.places import Ask, Candidate
+from router.placing.placement import Placement
+from router.placing.places import Ask, Candidate
 from router.prefill_link import PrefillLink
+from router.queueing.buckets import BucketQueue, Waiting
 from router.retry_budget import RetryBudget
 
 RETRY_WITHOUT_WORKERS_S = 5.0

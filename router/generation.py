@@ -33,7 +33,7 @@ from router.dispatcher import Dispatcher
 from router.events import Inbox
 from router.fleet import Fleet
 from router.outlook import Outlook
-from router.prompt_keys import PromptKeys
+from router.placing.prompt_keys import PromptKeys
 from router.request import GenerationRequest
 from router.suspicion import Suspicion
 from router.timeline import Timeline

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
-from router.cost_model import KINDS, CostModel
+from router.learning.cost_model import KINDS, CostModel
 
 
 class RouterMetrics:

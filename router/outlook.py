@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.v1 import common_pb2, decode_service_pb2
-from router.affinity import BucketAffinity
 from router.config import RouterConfig
-from router.cost_model import CostModel
 from router.decision_log import DecisionLog
 from router.decode_link import DecodeLink
-from router.learned_edges import LearnedEdges
+from router.learning.cost_model import CostModel
+from router.learning.learned_edges import LearnedEdges
+from router.learning.output_lengths import OutputLengths
 from router.link import WorkerLink
 from router.metrics import RouterMetrics
-from router.output_lengths import OutputLengths
+from router.placing.affinity import BucketAffinity
+from router.placing.prefix_map import PrefixMap
 from router.prefill_link import PrefillLink
-from router.prefix_map import PrefixMap
 
 # A worker that does not exist: its predictions are those of the whole fleet.
 ANY_WORKER = 0

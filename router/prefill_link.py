@@ -11,9 +11,9 @@ from baton.limits import blocks_needed
 from baton.ports import Dialer, WorkerInfo
 from baton.v1 import admin_service_pb2, common_pb2, prefill_service_pb2
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
-from router.credit import credit_cost, kept_credit
 from router.link import LinkListener, LinkObserver, WorkerLink
-from router.prefill_backlog import PrefillBacklog
+from router.placing.credit import credit_cost, kept_credit
+from router.placing.prefill_backlog import PrefillBacklog
 
 _EMPTY = prefill_service_pb2.PrefillCapacity()
 

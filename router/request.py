@@ -18,7 +18,7 @@ from router.answer_text import TextOptions
 from router.config import RouterConfig
 from router.grammars import GrammarCheck
 from router.stops import StopAutomaton
-from router.tenants import Tenant
+from router.tenancy.tenants import Tenant
 from router.text import Text
 
 MAX_REQUEST_ID_CHARS = 128

@@ -24,10 +24,10 @@ from router.decode_link import DecodeLink
 from router.fanout import Fanout
 from router.generation import Generation
 from router.grammars import GrammarCheck
-from router.prompt_keys import PromptKeys
-from router.rate_limits import RateLimits
+from router.placing.prompt_keys import PromptKeys
 from router.request import GenerationRequest, PromptRequest, RequestReader
-from router.tenants import Tenant, Tenants
+from router.tenancy.rate_limits import RateLimits
+from router.tenancy.tenants import Tenant, Tenants
 from router.text import Text
 from router.timeline import Timeline
 from router.token_stream import TokenStream

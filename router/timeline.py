@@ -10,7 +10,7 @@ from baton.v1.route_explain_pb2 import AttemptExplain, RouteExplain
 from baton.v1.route_explain_pb2 import Candidate as CandidateProto
 from router.decision_log import DecisionLog
 from router.decode_link import DecodeLink
-from router.places import Candidate, Decision
+from router.placing.places import Candidate, Decision
 from router.prefill_link import PrefillLink
 
 # Of an answer that is tried again and again, the last ones are kept.

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from router.prefix_map import PrefixMap
+from router.placing.prefix_map import PrefixMap
 from tests.played_router import PlayedRouter, routing, stepping
 from tests.simulation.steps import SimStepRunner
 from tests.simulation.virtual_loop import VirtualLoop

@@ -13,20 +13,20 @@ from typing import Any
 
 from baton.limits import blocks_needed
 from baton.v1 import common_pb2
-from router.affinity import BucketAffinity
-from router.buckets import BucketQueue, Waiting
-from router.cost_model import CostModel
-from router.credit import credit_cost, kept_credit
-from router.decode_load import DecodeLoad
+from router.learning.cost_model import CostModel
+from router.learning.output_lengths import OutputLengths
 from router.offline.job import Job
 from router.offline.policy import Fleet, Placed, Policy
 from router.offline.recording import RecordedRequest
 from router.offline.simple_policies import CREDIT_TOKENS
 from router.offline.simulated_worker import SimulatedWorker, Step
-from router.output_lengths import OutputLengths
-from router.placement import Placement
-from router.places import Ask, Candidate, Decision
-from router.prefill_backlog import PrefillBacklog
+from router.placing.affinity import BucketAffinity
+from router.placing.credit import credit_cost, kept_credit
+from router.placing.decode_load import DecodeLoad
+from router.placing.placement import Placement
+from router.placing.places import Ask, Candidate, Decision
+from router.placing.prefill_backlog import PrefillBacklog
+from router.queueing.buckets import BucketQueue, Waiting
 
 # Nobody's incarnation: predicted like a typical worker.
 _ANY_WORKER = 0

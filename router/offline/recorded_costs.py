@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from router.cost_model import prefill_features, step_features, transfer_features
+from router.learning.cost_model import prefill_features, step_features, transfer_features
 
 
 class RecordedCosts:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import ConfigError
-from router.cost_model import KINDS
 from router.decision_log import FORMAT, VERSION
+from router.learning.cost_model import KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from baton.prefix_keys import PrefixKeys
-from router.prefix_map import PrefixMap
+from router.placing.prefix_map import PrefixMap
 from tests.cluster import make_decode
 from tests.decode_worker.test_worker import rig
 from tests.fakes import KvNetwork

@@ -7,15 +7,15 @@ from unittest.mock import patch
 
 from baton.errors import PeerLost
 from router.attempt import Attempt
-from router.buckets import BucketQueue
 from router.decode_link import DecodeLink
-from router.decode_load import DecodeLoad
 from router.dispatcher import Dispatcher
 from router.explanations import Explanations
 from router.link import WorkerLink
-from router.prefill_backlog import PrefillBacklog
+from router.placing.decode_load import DecodeLoad
+from router.placing.prefill_backlog import PrefillBacklog
+from router.placing.prefix_map import PrefixMap
 from router.prefill_link import PrefillLink
-from router.prefix_map import PrefixMap
+from router.queueing.buckets import BucketQueue
 from router.timeline import Timeline
 from tests.mutants.mutant import Mutant, registering
 

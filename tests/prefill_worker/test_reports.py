@@ -9,8 +9,8 @@ import pytest
 
 from baton.prefix_keys import PrefixKeys
 from prefill_worker.worker import PrefillWorker
-from router.prefix_map import PrefixMap
-from router.prompt_keys import PromptKeys
+from router.placing.prefix_map import PrefixMap
+from router.placing.prompt_keys import PromptKeys
 from tests.cluster import make_prefill
 from tests.fakes import KvNetwork
 from tests.played_router import PlayedRouter, PrefillDown, routing, sequence, stepping

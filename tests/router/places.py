@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.placement import Placement
-from router.places import Ask, Candidate, Decision
+from router.placing.placement import Placement
+from router.placing.places import Ask, Candidate, Decision
 
 # 1 ms per token to compute; 10 ms a step, 1 ms more per answer, 0.5 ms per prompt token beside them.
 STEP_MS, ANSWER_MS, PROMPT_MS = 10.0, 1.0, 0.5

@@ -18,13 +18,13 @@ from baton.sampling import SamplingParams
 from baton.telemetry import Span
 from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
 from router.assignment import Ticket
-from router.buckets import BucketQueue
 from router.config import RouterConfig
 from router.core import RouterCore
 from router.decode_link import DecodeLink
 from router.dispatcher import Dispatcher
 from router.fleet import Fleet
 from router.generation import Generation
+from router.queueing.buckets import BucketQueue
 from router.request import GenerationRequest
 from router.timeline import Timeline
 from router.token_stream import TokenStream

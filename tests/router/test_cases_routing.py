@@ -14,8 +14,8 @@ import pytest
 from baton.errors import BatonError, DeadlineExceeded
 from baton.v1 import common_pb2
 from router import generation
-from router.credit import KEPT_SHARE
 from router.decode_link import DecodeLink
+from router.placing.credit import KEPT_SHARE
 from router.prefill_link import PrefillLink
 from tests.cluster import cluster
 from tests.fakes import until

@@ -10,8 +10,8 @@ from baton.errors import ConfigError
 from baton.prefix_keys import PrefixKeys
 from baton.v1 import common_pb2, route_explain_pb2
 from router.config import RouterConfig
-from router.cost_model import CostModel
 from router.decision_log import FLUSH_RECORDS, DecisionLog
+from router.learning.cost_model import CostModel
 from router.offline.recording import Recording
 
 CONFIG = RouterConfig(name="router-3", model="tiny", bucket_edges=(100, 200), itl_objective_ms=77.0)

@@ -13,7 +13,7 @@ from baton.prefix_keys import PrefixKeys
 from baton.v1 import common_pb2
 from router.assignment import Assignment, Wanted
 from router.outlook import REVIEW_S, STALE_S
-from router.prompt_keys import PromptKeys
+from router.placing.prompt_keys import PromptKeys
 from tests.fakes import GUARD_S, until
 from tests.router.stage import NOTHING, Stage, staged
 

@@ -9,7 +9,7 @@ import pytest
 
 from baton.prefix_keys import KEY_BYTES
 from baton.v1 import common_pb2, decode_service_pb2
-from router import learned_edges
+from router.learning import learned_edges
 from router.outlook import REVIEW_S, STALE_S
 from tests.fakes import until
 from tests.router.acting import Company, Manners, virtually

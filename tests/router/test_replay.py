@@ -8,8 +8,8 @@ import pytest
 
 from baton.v1 import common_pb2
 from router.config import RouterConfig
-from router.cost_model import CostModel
 from router.decision_log import DecisionLog
+from router.learning.cost_model import CostModel
 from router.replay import POLICIES, main
 
 

@@ -14,7 +14,7 @@ from baton.sampling import Grammar, SamplingParams
 from baton.v1 import common_pb2, inference_service_pb2
 from router.grammars import GrammarCheck
 from router.request import GenerationRequest, PromptRequest, RequestReader
-from router.tenants import ANONYMOUS, Tenant
+from router.tenancy.tenants import ANONYMOUS, Tenant
 from router.text import Text
 from tests.router.tiny_text import BOS, MAX_MODEL_LEN, at_once, grammar_check, ids_of, model_dir
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from router.config import RouterConfig
-from router.tenants import Tenants
+from router.tenancy.tenants import Tenants
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "routing.md").read_text(encoding="utf-8")
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(RouterConfig)}

@@ -11,7 +11,7 @@ import pytest
 from baton.answer import Timings, TransferTimes
 from baton.errors import Overloaded
 from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
-from router.places import Candidate, Decision
+from router.placing.places import Candidate, Decision
 from router.timeline import MAX_ATTEMPTS, Timeline
 
 PARTS = {

@@ -17,7 +17,7 @@ from router.config import RouterConfig
 from router.core import RouterCore
 from router.decode_link import DecodeLink
 from router.grammars import GrammarCheck
-from router.learned_edges import LearnedEdges
+from router.learning.learned_edges import LearnedEdges
 from router.prefill_link import PrefillLink
 from router.service import InferenceServicer
 from router.text import Text

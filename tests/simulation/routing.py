@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from baton.api_keys import ApiKey
 from baton.v1 import common_pb2
-from router.tenants import Tenant, Tenants
+from router.tenancy.tenants import Tenant, Tenants
 
 if TYPE_CHECKING:
     from tests.simulation.plan import RequestPlan

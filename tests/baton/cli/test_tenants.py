@@ -22,7 +22,7 @@ def test_a_key_that_cannot_be_sent_or_is_easily_guessed_is_refused(baton, key) -
 
 
 def test_what_it_prints_stands_for_the_key_in_a_tenants_file(baton, tmp_path) -> None:
-    from router.tenants import Tenants
+    from router.tenancy.tenants import Tenants
 
     path = tmp_path / "tenants.toml"
     path.write_text(f'[tenants.a]\nkeys = ["{baton("tenants", "hash", stdin=KEY.encode()).out.strip()}"]\n')

@@ -1,0 +1,1 @@
+"""What the router learns of workers and traffic: synchronous cores, without clocks."""

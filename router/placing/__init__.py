@@ -1,0 +1,1 @@
+"""Where an attempt goes, and what that decision needs to know: synchronous cores."""

@@ -1,0 +1,1 @@
+"""Whose requests these are, and how many they may send."""
