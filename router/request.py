@@ -241,8 +241,10 @@ class RequestReader:
             raise InvalidRequest(f"n is {n}; it must be between 1 and {MAX_ANSWERS}", field="n")
         known = self._partial_answers(proto, n)
         # The prompt is the same for all, and so are its log-probabilities.
-        others = replace(first, params=replace(first.params, prompt_logprobs=None))
-        plain = (first, *(replace(others, sample_index=index) for index in range(1, n)))
+        plain: tuple[GenerationRequest, ...] = (first,)
+        if n > 1:
+            others = replace(first, params=replace(first.params, prompt_logprobs=None))
+            plain += tuple(replace(others, sample_index=index) for index in range(1, n))
         return tuple(self._resumed(answer, known.get(answer.sample_index)) for answer in plain)
 
     async def _checked(self, answers: tuple[GenerationRequest, ...]) -> tuple[GenerationRequest, ...]:

@@ -198,8 +198,9 @@ class InferenceServicer(InferenceServiceServicer):
             ttft_objective_ms=request.objective_ms(self._config),
         )
         log = self._core.log
-        number = self._logged(request) if log.is_on else 0
-        return Timeline(request.arrived_at, explain, log, number)
+        if not log.is_on:
+            return Timeline(request.arrived_at, explain)
+        return Timeline(request.arrived_at, explain, log, self._logged(request))
 
     def _logged(self, request: GenerationRequest) -> int:
         """The request's number in the log of decisions."""
