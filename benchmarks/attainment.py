@@ -77,13 +77,14 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The outcomes of one side at one rate, in requests/s."""
+    """The outcomes of one side at one rate, in requests/s. deadline_s: that of its requests."""
 
     side: str
     rate: float
     round_number: int
     outcomes: tuple[Outcome, ...]
     objectives: Objectives
+    deadline_s: float = 20.0
 
     @property
     def num_met(self) -> int:
@@ -107,11 +108,14 @@ class Window:
         return strains[_num_needed(len(strains)) - 1] if strains else math.inf
 
     def ttft_ms(self, percent: int, longest: int | None = None, shortest: int = 0) -> float | None:
-        """Percentile over the requests that got a token, with prompts from shortest to longest tokens."""
+        """Percentile over the requests with prompts from shortest to longest tokens.
+
+        One that got no token counts with deadline_s: no side is better for leaving out what it cannot do.
+        """
         found = [
-            1000 * outcome.ttft_s
+            1000 * (outcome.ttft_s if outcome.token_s else self.deadline_s)
             for outcome in self.outcomes
-            if outcome.token_s and shortest <= outcome.num_prompt_tokens <= (longest or math.inf)
+            if shortest <= outcome.num_prompt_tokens <= (longest or math.inf)
         ]
         return percentile(found, percent) if found else None
 
@@ -123,7 +127,7 @@ class Window:
         return max(gaps) if percent == 100 else percentile(gaps, percent)
 
     def facts(self) -> dict[str, object]:
-        """For the record; times in ms. Percentiles leave out what got no token, `failures` counts those."""
+        """For the record; times in ms. What got no token has the deadline as its TTFT, and no gaps."""
         return {
             "side": self.side,
             "rate": round(self.rate, 4),

@@ -42,8 +42,12 @@ METRICS: tuple[tuple[str, Metric], ...] = (
 
 
 def at_middle(sweep: Sweep, side: str, metric: Metric) -> list[float]:
-    """The metric of the side's windows at the middle rate."""
-    found = [metric(w) for w in sweep.windows if w.side == side and w.rate == sweep.plan.rate]
+    """The metric of the side's windows at the middle rate, those left out that controls were chosen by."""
+    found = [
+        metric(w)
+        for w in sweep.windows
+        if w.side == side and w.rate == sweep.plan.rate and w.round_number > 0
+    ]
     return [value for value in found if value is not None]
 
 
@@ -77,7 +81,7 @@ def facts(sweep: Sweep) -> dict[str, object]:
 
 
 def _of(windows: Sequence[Window], side: Side) -> list[Window]:
-    return [window for window in windows if window.side == side.name]
+    return [window for window in windows if window.side == side.name and window.round_number > 0]
 
 
 def _best_control(sweep: Sweep) -> str | None:

@@ -25,6 +25,9 @@ CHUNKS = (64, 128, 256, 512)
 WHOLE = "whole"
 # The engine's default: every request that decodes takes a token of the step's budget.
 MAX_RUNNING = 64
+# Of a side's workers together, so that no side caches or holds more than another. Room for 30,000 tokens of
+# the default model.
+KV_BYTES = 768 << 20
 # Above every prompt.
 UNCAPPED = 1 << 20
 # So far apart are the warm-up's prompts from every window's: seeds of windows count from 0.
@@ -103,6 +106,7 @@ async def running(side: Side, model: str, folder: Path, workload: Workload) -> A
     config = ClusterConfig(
         **side.cluster,
         model=model,
+        kv_cache_bytes=KV_BYTES // _num_workers(side),
         ray=False,
         port=0,
         admin_port=0,
@@ -119,6 +123,10 @@ async def running(side: Side, model: str, folder: Path, workload: Workload) -> A
         target = ClusterTarget(client)
         await warm_up(target, workload)
         yield target
+
+
+def _num_workers(side: Side) -> int:
+    return int(side.cluster["prefill"]) + int(side.cluster["decode"])
 
 
 async def warm_up(target: Target, workload: Workload) -> None:

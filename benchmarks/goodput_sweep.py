@@ -98,7 +98,8 @@ class Sweep:
         watched = [side for side in plan.controls if side.is_unchunked and side not in finalists]
         async with self._all_running([*plan.products, *finalists, *watched]) as targets:
             for number in range(1, plan.rounds + 1):
-                for side in watched:
+                # Each goes first as often as the others.
+                for side in watched if number % 2 else watched[::-1]:
                     await self._measure(side, targets[side.name], plan.rate, number)
                 await self._search([*plan.products, *finalists], targets, number)
 
@@ -137,6 +138,7 @@ class Sweep:
             round_number=number,
             outcomes=tuple(outcomes),
             objectives=plan.objectives,
+            deadline_s=plan.bounds.deadline_s,
         )
         self.windows.append(found)
         self.report(line(found))

@@ -70,8 +70,9 @@ class Headline:
             await self._calibrate(targets)
             for number in range(1, self.rounds + 1):
                 for rate in self.rates:
-                    for side, target in targets.items():
-                        await self._measure(side, target, rate, number)
+                    # Each goes first as often as the other.
+                    for side in list(targets)[:: 1 if number % 2 else -1]:
+                        await self._measure(side, targets[side], rate, number)
 
     @property
     def rates(self) -> tuple[float, float]:

@@ -119,7 +119,8 @@ class Workload:
         # One generator each, so that how many arrive does not change what they are.
         times = window(self._gaps(random.Random(f"{seed} times")), rate, duration_s)
         sizes = self._sizes(random.Random(f"{seed} sizes"))
-        ids = random.Random(f"{seed} tokens")
+        # Of every rate its own: clusters go on from window to window, and would find repeated prompts cached.
+        ids = random.Random(f"{seed} {rate} tokens")
         lowest = min(FIRST_TOKEN_ID, self.vocab_size // 2)
         return [
             Planned(

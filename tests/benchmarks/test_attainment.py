@@ -66,15 +66,16 @@ def test_a_window_without_requests_shows_nothing() -> None:
     assert not window().is_attained
 
 
-def test_latencies_are_of_what_got_tokens() -> None:
+def test_what_got_no_token_waited_to_its_deadline() -> None:
     measured = window(
         outcome(0.1, 0.15, 0.15, 0.4),
         outcome(0.3, 0.35, prompt=1500),
         outcome(failure="DEADLINE", max_tokens=2),
     )
 
-    assert measured.ttft_ms(50) == pytest.approx(200)
-    assert measured.ttft_ms(90, longest=127) == pytest.approx(100)
+    assert measured.ttft_ms(50) == pytest.approx(300)
+    # One of 100 ms, and one that failed: nine tenths of the way to its deadline of 20 s.
+    assert measured.ttft_ms(90, longest=127) == pytest.approx(100 + 0.9 * 19_900)
     assert measured.ttft_ms(90, shortest=513) == pytest.approx(300)
     assert measured.ttft_ms(90, longest=512, shortest=128) is None
     # Gaps of 50, 0, 250 and 50 ms.

@@ -70,6 +70,10 @@ PLAYED = {
 }
 
 
+# Prompts by side, a list per window.
+sent: dict[str, list[list[tuple[int, ...]]]] = {}
+
+
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     """Clusters that answer at once, by arithmetic; returns what was measured."""
@@ -83,6 +87,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
         # The rate, from the number of requests in 100 s.
         rate = len(requests) / 100
         measured.append((name, rate))
+        sent.setdefault(name, []).append([r.token_ids for r in requests])
         side = PLAYED[name]
         late = 0.1 + max(0.0, rate / side.capacity - 1) * 50
         tokens = (late, late + side.stall_s, *(late + side.stall_s + 0.01 * n for n in range(1, 31)))
@@ -91,6 +96,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
             for r in requests
         ]
 
+    sent.clear()
     monkeypatch.setattr(goodput_sweep, "running", running)
     monkeypatch.setattr(goodput_sweep, "offer", offer)
     return measured
@@ -149,8 +155,11 @@ async def test_sides_take_turns_with_the_same_requests(
     assert names[5] == "colocated 2 x 1 thread, whole"
     finalists = [OURS.name, "colocated 2 x 1 thread, chunk 128", "colocated 2 x 1 thread, chunk 256"]
     assert names[6:12] == finalists * 2
-    # Every side had as many requests as the others in its first window of the round.
-    assert len({rate for _, rate in played[5:9]}) == 1
+    # In the first window of the round all have the same prompts; no cluster sees a prompt twice.
+    first = [sent[OURS.name][0], *(sent[name][1] for name in finalists[1:])]
+    assert first[0] == first[1] == first[2]
+    seen = [prompt for window in sent[OURS.name] for prompt in window]
+    assert len(set(seen)) == len(seen)
     assert facts(sweep)["goodput_pooled"][OURS.name] == 3.5  # type: ignore[index]
 
 
