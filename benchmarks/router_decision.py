@@ -1,8 +1,9 @@
 """How long the router takes to decide where an attempt goes, in one process and without a network.
 
 The real inside of a router; the workers are simulated and talk over sessions in memory. Timed is all of
-Dispatcher.assign() for an attempt that need not wait: joining the queue, leaving it, looking at the workers,
-choosing, and counting the attempt at those chosen.
+Dispatcher.assign() for an attempt that need not wait: hashing the prompt and looking it up in the prefix
+index, joining the queue, leaving it, looking at the workers, choosing, and counting the attempt at those
+chosen.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ DECISION_US = 200.0
 # Attempts under way per worker of a role, and what they are like.
 PER_WORKER = 4
 PROMPT_TOKENS, OUTPUT_TOKENS = (16, 2_000), 128
+# Their common beginning, which half of the workers have cached.
+CACHED_TOKENS = 960
 START_S = 60.0
 FINGERPRINT = common_pb2.Fingerprint(weights_id="simulated")
 # Room for all of them: no worker is ever full.
@@ -144,6 +147,17 @@ def _learn(core: RouterCore) -> None:
             for num_decoding in (1, 8, 32):
                 context = 500 * num_decoding
                 costs.observe_step(decode.incarnation, num_decoding, context, 0, 10.0 + num_decoding)
+    _hold(core)
+
+
+def _hold(core: RouterCore) -> None:
+    """Every other worker has the first CACHED_TOKENS that all prompts share."""
+    for link in core.fleet.links[::2]:
+        keys = PromptKeys(range(CACHED_TOKENS)).all(link.block_size)
+        changes = common_pb2.CacheChanges(reset=True, stored=b"".join(keys))
+        core.outlook.prefixes.apply(
+            link.incarnation, changes, block_size=link.block_size, max_keys=link.num_blocks
+        )
 
 
 class _FixedRegistry:

@@ -26,11 +26,9 @@ REQUEST_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpec:
-    """One load. concurrency: requests under way at once.
+    """One load, a closed loop: the next request starts when one ends.
 
-    rate_per_s: arrivals a second, exponentially apart; those that find `concurrency` under way are missed.
-        0 is a closed loop: the next starts when one ends.
-    limit_s: no request starts later than that.
+    concurrency: requests under way at once.  limit_s: no request starts later than that.
     """
 
     address: str
@@ -38,7 +36,6 @@ class LoadSpec:
     concurrency: int = 1
     num_prompt_tokens: int = 64
     max_tokens: int = 1
-    rate_per_s: float = 0.0
     limit_s: float = 20.0
     seed: int = 0
 
@@ -54,8 +51,6 @@ class LoadResult:
     added_ms: list[float] = field(default_factory=list)
     num_tokens: int = 0
     num_chunks: int = 0
-    num_missed: int = 0
-    duration_s: float = 0.0
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -114,34 +109,16 @@ class Load:
 
     async def run(self) -> LoadResult:
         """Runs to the end of the last request."""
-        began = time.perf_counter()
-        deadline = began + self._spec.limit_s
+        deadline = time.perf_counter() + self._spec.limit_s
         async with asyncio.TaskGroup() as group:
-            if self._spec.rate_per_s:
-                await self._arrive(group, deadline)
-            else:
-                for _ in range(self._spec.concurrency):
-                    group.create_task(self._loop(deadline))
-        self._result.duration_s = time.perf_counter() - began
+            for _ in range(self._spec.concurrency):
+                group.create_task(self._loop(deadline))
         return self._result
 
     async def _loop(self, deadline: float) -> None:
         while self._num_left > 0 and time.perf_counter() < deadline:
             self._num_left -= 1
             await self._one()
-
-    async def _arrive(self, group: asyncio.TaskGroup, deadline: float) -> None:
-        due, running = time.perf_counter(), set[asyncio.Task[None]]()
-        while self._num_left > 0 and due < deadline:
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            due += self._rng.expovariate(self._spec.rate_per_s)
-            self._num_left -= 1
-            if len(running) >= self._spec.concurrency:
-                self._result.num_missed += 1
-                continue
-            task = group.create_task(self._one())
-            running.add(task)
-            task.add_done_callback(running.discard)
 
     async def _one(self) -> None:
         request, result = self._request(), self._result

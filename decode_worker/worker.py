@@ -21,7 +21,7 @@ from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServi
 from decode_worker.attempt import Attempt, RouterSession
 from decode_worker.reports import capacity, heartbeat, num_reservable_blocks, prompt_computed, step_events
 from engine.engine import Engine
-from engine.events import Event, Preempted, RequestFailed, TokenSampled
+from engine.events import ChunkComputed, Event, Preempted, RequestFailed, TokenSampled
 from engine.request import RequestStatus
 from engine.step_loop import StepLoop
 from engine.step_meter import StepLoad
@@ -276,6 +276,9 @@ class DecodeWorker:
                 self._fail(attempt, event.error)
             elif isinstance(event, Preempted):
                 self._preempted(attempt)
+            elif isinstance(event, ChunkComputed):
+                # Its router learns what such steps cost, though no token came of it.
+                by_session.setdefault(attempt.session, [])
             elif isinstance(event, TokenSampled):
                 self._tell_prompt(attempt)
                 by_session.setdefault(attempt.session, []).append(write_token(event))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_OVERTAKEN = 32
 # Looking for a request that fits costs time in every step; behind so many that do not, few will.
-MAX_TRIED = 64
+MAX_TRIED = 16
 
 
 class WaitingLine:

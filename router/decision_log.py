@@ -6,8 +6,9 @@ router/offline/recording.py.
 
 A router that starts again appends; each run begins with a "log" record that names the format, its version and
 the settings. Every record has "t", seconds since the run began, and "kind". A prefix is a list of runs
-[first number, count] of its blocks' numbers. Writing must never stop serving: the file is written once per
-FLUSH_RECORDS records or FLUSH_S seconds, without fsync, and after the first error never again.
+[first number, count] of its blocks' numbers. Writing must not stop serving: the file is written with the
+first record after FLUSH_RECORDS records or FLUSH_S seconds, without fsync, and after the first error never
+again. So a router that is killed loses the last records; a file system that hangs hangs the router.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class DecisionLog:
         *,
         num_prompt_tokens: int,
         max_tokens: int,
+        sample_index: int = 0,
         tenant: str,
         priority: common_pb2.Priority.ValueType,
         ttft_objective_ms: float,
@@ -117,6 +119,7 @@ class DecisionLog:
                 id=self._num_requests,
                 prompt_tokens=num_prompt_tokens,
                 max_tokens=max_tokens,
+                sample_index=sample_index,
                 tenant=self._tenants.number(tenant.encode()),
                 priority=common_pb2.Priority.Name(priority).removeprefix("PRIORITY_").lower(),
                 weight=weight,

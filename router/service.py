@@ -210,6 +210,7 @@ class InferenceServicer(InferenceServiceServicer):
             request.arrived_at,
             num_prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.params.max_tokens,
+            sample_index=request.sample_index,
             tenant=request.tenant,
             priority=request.priority,
             weight=request.weight,

@@ -80,6 +80,8 @@ class CostModel:
             floor=STEP_FLOOR_MS,
             hint=(3, self._prompt_token_ms),
         )
+        # Whom to forget with a worker.
+        self._pairs: dict[int, set[Pair]] = {}
         self._errors = {kind: ErrorWindow(NUM_ERRORS) for kind in KINDS}
 
     def prefill_ms(self, worker: int, num_tokens: int, num_cached_tokens: int) -> float:
@@ -110,6 +112,8 @@ class CostModel:
         """A handoff's commit came tail_ms after the end of its prefill; 0 if computing hid all of it."""
         if num_tokens > 0 and (tail_ms == 0 or _can_be(tail_ms)):
             features, pair = transfer_features(num_tokens), (source, target)
+            for end in pair:
+                self._pairs.setdefault(end, set()).add(pair)
             self._note("transfer", self._transfer.predict(pair, features), tail_ms)
             self._transfer.observe(pair, features, tail_ms)
 

@@ -78,7 +78,8 @@ class Recording:
     workers: those that were there for at least half of the requests.
     requests: those that ended with a token, by arrival.  measured: what became of them, in the same order.
     costs: fitted coefficients by (kind, worker's name); the name "" is the fleet.
-    num_left_out: requests without a token: refused, failed, cancelled or still running.
+    num_left_out: requests without a token, refused, failed, cancelled or still running, and further answers
+        to one prompt.
     """
 
     settings: Mapping[str, Any]
@@ -98,7 +99,13 @@ class Recording:
         settings = _settings(path, records[0])
         wanted = {record["id"]: record for record in records if record["kind"] == "request"}
         ended = {record["id"]: record for record in records if record["kind"] == "ended"}
-        answered = [number for number in wanted if ended.get(number, {}).get("output_tokens")]
+        answered = [
+            number
+            for number, request in wanted.items()
+            # Further answers to a prompt start where its KV is: nothing that a policy could place otherwise.
+            if not request.get("sample_index") and ended.get(number, {}).get("output_tokens")
+        ]
+        answered.sort(key=lambda number: float(wanted[number]["t"]))
         requests = [_request(wanted[number], ended[number]) for number in answered]
         found = cls(
             settings=settings,

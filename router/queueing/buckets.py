@@ -42,7 +42,7 @@ class BucketQueue(Generic[T]):
     """Waiting requests by prompt length.
 
     edges: ascending token counts; bucket i holds edges[i-1] <= num_tokens < edges[i].
-    max_items: items over all buckets.
+    max_items: items over all buckets that were never placed; others come on top.
     max_wait_s: after how many seconds an item is served before any other.
     quantum_ms: predicted prefill ms that a tenant of weight 1 is served per turn.
     on_shed: told of an item that has lost its place to one of higher priority, or of a tenant that has fewer
@@ -67,6 +67,7 @@ class BucketQueue(Generic[T]):
         self._max_wait_s = max_wait_s
         self._on_shed = on_shed
         self._num_pushed = 0
+        self._num_new = 0
         self._ages: list[tuple[float, int, Waiting[T]]] = []
         self._rings = {priority: DeficitRing[T](quantum_ms=quantum_ms) for priority in _PRIORITIES}
         self._shares: TenantShares[T] = TenantShares(slack_ms=quantum_ms)
@@ -175,6 +176,7 @@ class BucketQueue(Generic[T]):
         self.labels = _labels(edges)
         self._num_waiting = [0] * num_buckets
         self._num_tokens = [0] * num_buckets
+        self._num_new = 0
         for _, _, item in self._ages:
             self._count(item, 1)
         for ring in self._rings.values():
@@ -210,7 +212,7 @@ class BucketQueue(Generic[T]):
 
     def _make_room(self, newcomer: Waiting[T]) -> Waiting[T] | None:
         """Takes out what the newcomer displaces, if anything. Raises Overloaded when there is no room."""
-        if not newcomer.is_new or len(self) < self._max_items:
+        if not newcomer.is_new or self._num_new < self._max_items:
             return None
         may_shed = self._on_shed is not None
         shed = (self._least(newcomer.priority) or self._of_greediest(newcomer)) if may_shed else None
@@ -271,6 +273,7 @@ class BucketQueue(Generic[T]):
 
     def _count(self, item: Waiting[T], by: int) -> None:
         bucket = self.bucket(item.num_tokens)
+        self._num_new += by * item.is_new
         self._num_waiting[bucket] += by
         self._num_tokens[bucket] += by * item.num_tokens
 

@@ -48,6 +48,9 @@ async def test_a_prompt_computed_here_is_told_before_its_first_token() -> None:
         await router.next("capacity")
         compute(router, A, list(range(20)), max_tokens=3)
         await opened(router, A)
+        # A step that brought no token says what it cost all the same.
+        first = await router.next("step")
+        assert (load_of(first), len(first.tokens)) == ((160, 0, 0, 16), 0)
         computed = await router.next("prompt_computed")
         assert computed.attempt_id == A
         # 16 tokens, then 4.

@@ -48,6 +48,8 @@ async def test_a_prompt_computed_here_needs_no_transfer() -> None:
         r.reserve(A, prompt, max_tokens=6, compute_locally=True)
         assert (await r.router.next("reserve_result")).HasField("lease")
         assert (await r.router.next("lease_outcome")).committed
+        # 16 of 30 tokens are computed in a step that brings none.
+        assert not (await r.router.next("step")).tokens
         await r.router.next("prompt_computed")
         assert await r.tokens(A, 6) == (expected_answer(prompt, 6, KV), LENGTH)
         await until(r.nothing)

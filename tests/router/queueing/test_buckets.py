@@ -288,7 +288,8 @@ def test_equals_are_not_shed_and_low_ones_are_refused() -> None:
 
 def test_what_was_placed_before_is_not_shed() -> None:
     shed: list[str] = []
-    queue = make_queue(max_items=2, on_shed=lambda item: shed.append(item.value))
+    # What comes back, and the further answers to a prompt, come on top of the bound.
+    queue = make_queue(max_items=1, on_shed=lambda item: shed.append(item.value))
     push(queue, "came back", at=9.0, priority=LOW, is_new=False)
     push(queue, "normal", at=1.0)
     push(queue, "high", at=9.0, priority=HIGH)

@@ -128,7 +128,7 @@ def test_the_youngest_gives_way_whatever_its_bucket_or_deadline() -> None:
 
 
 def test_what_was_placed_before_is_never_shed_and_the_next_greedy_tenant_gives_way_instead() -> None:
-    room = Room()
+    room = Room(max_items=4)
     room.flood(6, "resuming", is_new=False)
     room.flood(4, "greedy")
     room.push("modest", "modest")

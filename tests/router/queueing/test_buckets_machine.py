@@ -53,7 +53,7 @@ class QueueMachine(RuleBasedStateMachine):
     def push(
         self, *, num_tokens: int, due: int, cost_ms: float, tenant: str, weight: float, priority: int
     ) -> None:
-        is_full = len(self.waiting) >= MAX_ITEMS
+        is_full = sum(item.is_new for item in self.waiting) >= MAX_ITEMS
         lower = [item for item in self.waiting if item.is_new and item.priority < priority]
         self.shed.clear()
         try:
