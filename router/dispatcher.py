@@ -88,7 +88,7 @@ class Dispatcher:
         """A decode worker that is to compute the prompt itself; None if it has no room now."""
         if decode.objection(wanted.reserve_tokens, wanted.expected_tokens):
             return None
-        held = self._match(wanted, decodes_only=True)[1].get(decode.incarnation, 0)
+        held = self._match(wanted)[0].get(decode.incarnation, 0)
         self._place_at(decode, wanted, max(1, wanted.num_tokens - held))
         return Assignment(attempt_id=wanted.attempt_id, prefill=None, decode=decode)
 
@@ -335,12 +335,12 @@ class Dispatcher:
         links = self._fleet.decode_links() if is_colocated else self._fleet.prefill_links()
         return max((ticket.cached.get(link.incarnation, 0) for link in links), default=0)
 
-    def _match(self, wanted: Wanted, *, decodes_only: bool = False) -> tuple[dict[int, int], dict[int, int]]:
+    def _match(self, wanted: Wanted) -> tuple[dict[int, int], dict[int, int]]:
+        """Leading tokens that workers have: those of use for computing the prompt, and all."""
         if wanted.keys is None:
             return {}, {}
-        prefixes = self._outlook.prefixes
-        cached = {} if decodes_only else prefixes.match(wanted.keys, leaves_last=True)
-        return cached, prefixes.match(wanted.keys, leaves_last=False)
+        held = self._outlook.prefixes.match(wanted.keys)
+        return self._outlook.prefixes.leaving_last(held, wanted.num_tokens), held
 
 
 def _least(ticket: Ticket) -> _Size:

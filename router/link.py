@@ -75,6 +75,8 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         observer: LinkObserver,
     ) -> None:
         self.info = info
+        # The process it is, for as long as the link lives; placement asks for it again and again.
+        self.incarnation = info.incarnation
         self.state = "connecting"
         self.reason = ""
         self.was_ready = False
@@ -91,11 +93,6 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
     def name(self) -> str:
         """Name of the worker."""
         return self.info.name
-
-    @property
-    def incarnation(self) -> int:
-        """The process it is."""
-        return self.info.incarnation
 
     def is_trusted(self, now: float) -> bool:
         """Whether its breaker lets an attempt pass."""

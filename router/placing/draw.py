@@ -7,7 +7,6 @@ that have most of it cached: the choice among a few random ones is nearly as eve
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -75,15 +74,17 @@ class Draw:
         return list(found.values()), are_any_trusted
 
     def _in_order(self, workers: Sequence[_WorkerT], has: Mapping[int, int]) -> Iterator[_WorkerT]:
-        """Those that have most of the prompt, then all at random, drawn one by one."""
+        """Those that have most of the prompt, then all others at random, drawn one by one."""
+        first: list[_WorkerT] = []
         if has:
-            holders = [worker for worker in workers if worker.incarnation in has]
-            first = heapq.nlargest(NUM_HOLDERS, holders, key=lambda worker: has[worker.incarnation])
+            tokens = [has.get(worker.incarnation, 0) for worker in workers]
+            most = max(tokens)
+            holders = [worker for worker, count in zip(workers, tokens, strict=True) if count == most > 0]
+            first = holders if len(holders) <= NUM_HOLDERS else self._rng.sample(holders, NUM_HOLDERS)
             yield from first
-            left = [worker for worker in workers if worker not in first]
-        else:
-            left = list(workers)
+        left = list(workers)
         for last in range(len(left) - 1, -1, -1):
             place = int(self._rng.random() * (last + 1))
-            yield left[place]
+            if left[place] not in first:
+                yield left[place]
             left[place] = left[last]

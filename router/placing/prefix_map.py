@@ -10,7 +10,7 @@ be, is forgotten, and its session has to end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from baton.errors import PeerLost
 from baton.prefix_keys import KEY_BYTES
@@ -81,20 +81,30 @@ class PrefixMap:
         if not self._mask_of_size[holder.block_size]:
             del self._mask_of_size[holder.block_size]
 
-    def match(self, prompt: PromptKeys, *, leaves_last: bool) -> dict[int, int]:
+    def match(self, prompt: PromptKeys) -> dict[int, int]:
         """Leading tokens of the prompt that each worker holds, in whole blocks; who holds none is absent.
 
-        leaves_last: the last token does not count, because who computes the prompt needs its logits; a
-            worker that receives KV can hold all of it.
         Computes no keys past the first block that nobody holds.
         """
         held: dict[int, int] = {}
-        num_tokens = prompt.num_tokens - (1 if leaves_last else 0)
         for block_size, everybody in self._mask_of_size.items():
-            for num_blocks, mask in self._runs(prompt, block_size, num_tokens // block_size, everybody):
+            for num_blocks, mask in self._runs(
+                prompt, block_size, prompt.num_tokens // block_size, everybody
+            ):
                 for worker in self._workers(mask):
                     held[worker] = num_blocks * block_size
         return held
+
+    def leaving_last(self, held: Mapping[int, int], num_tokens: int) -> dict[int, int]:
+        """The same for who computes the prompt: not its last token, whose logits are wanted.
+
+        held: by match().  num_tokens: of the prompt.
+        """
+        rest = {
+            worker: tokens if tokens < num_tokens else tokens - self._holders[worker].block_size
+            for worker, tokens in held.items()
+        }
+        return {worker: tokens for worker, tokens in rest.items() if tokens}
 
     def _runs(
         self, prompt: PromptKeys, block_size: int, max_blocks: int, everybody: int

@@ -114,7 +114,7 @@ async def test_an_index_of_what_is_told_is_what_the_pool_holds() -> None:
             router.send(heartbeat={})
             await note_cache(router, index, 1, 16)
             assert index.num_keys == len(pool.stored())
-            found = [index.match(PromptKeys(p, SALT), leaves_last=False).get(1, 0) for p in prompts]
+            found = [index.match(PromptKeys(p, SALT)).get(1, 0) for p in prompts]
             assert found == [held(worker, p) for p in prompts]
             assert max(found) == 20
         # One that comes late is told the same.

@@ -20,6 +20,10 @@ PROMPT = list(range(50, 71))
 Block = tuple[bytes, tuple[int, ...]]
 
 
+def to_compute(made: PrefixMap, prompt: PromptKeys) -> dict[int, int]:
+    return made.leaving_last(made.match(prompt), prompt.num_tokens)
+
+
 def keys_of(tokens: list[int], *, size: int = SIZE, salt: bytes = b"") -> list[bytes]:
     return PrefixKeys(salt, block_size=size).keys(tokens)
 
@@ -40,15 +44,15 @@ def holding(*, size: int = SIZE, **tokens_of: list[int]) -> PrefixMap:
 
 def test_each_worker_is_credited_with_what_it_holds_from_the_start() -> None:
     made = holding(most=PROMPT[:20], some=PROMPT[:10], others=[1, *PROMPT[1:]], none=[])
-    assert made.match(PromptKeys(PROMPT), leaves_last=True) == {0: 20, 1: 8}
+    assert to_compute(made, PromptKeys(PROMPT)) == {0: 20, 1: 8}
 
 
 def test_a_hole_ends_what_counts() -> None:
     made = holding(first=PROMPT)
     made.apply(0, changes(removed=[keys_of(PROMPT)[2]]), SIZE, 100)
-    assert made.match(PromptKeys(PROMPT), leaves_last=True) == {0: 8}
+    assert to_compute(made, PromptKeys(PROMPT)) == {0: 8}
     made.apply(0, changes(removed=[keys_of(PROMPT)[0]]), SIZE, 100)
-    assert made.match(PromptKeys(PROMPT), leaves_last=True) == {}
+    assert to_compute(made, PromptKeys(PROMPT)) == {}
 
 
 @pytest.mark.parametrize(
@@ -58,19 +62,19 @@ def test_the_last_token_counts_only_for_who_need_not_compute_it(
     num_tokens: int, computed: dict[int, int], received: dict[int, int]
 ) -> None:
     made, prompt = holding(first=PROMPT), PromptKeys(PROMPT[:num_tokens])
-    assert made.match(prompt, leaves_last=True) == computed
-    assert made.match(prompt, leaves_last=False) == received
+    assert to_compute(made, prompt) == computed
+    assert made.match(prompt) == received
 
 
 def test_no_key_is_computed_past_the_first_block_that_nobody_holds() -> None:
     made, prompt = holding(first=PROMPT[:8], second=PROMPT[:4]), PromptKeys(PROMPT)
-    made.match(prompt, leaves_last=False)
+    made.match(prompt)
     assert len(prompt.computed(SIZE)) == 3
 
 
 def test_without_workers_no_key_is_computed() -> None:
     prompt = PromptKeys(PROMPT)
-    assert PrefixMap().match(prompt, leaves_last=False) == {}
+    assert PrefixMap().match(prompt) == {}
     assert prompt.computed(SIZE) == []
 
 
@@ -78,16 +82,16 @@ def test_a_list_in_parts_adds_up_and_a_new_list_replaces_it() -> None:
     made, keys = PrefixMap(), keys_of(PROMPT)
     made.apply(7, changes(keys[:2], reset=True), SIZE, 5)
     made.apply(7, changes(keys[2:]), SIZE, 5)
-    assert (made.num_keys, made.match(PromptKeys(PROMPT), leaves_last=False)) == (5, {7: 20})
+    assert (made.num_keys, made.match(PromptKeys(PROMPT))) == (5, {7: 20})
     made.apply(7, changes(keys[:1], reset=True), SIZE, 5)
-    assert (made.num_keys, made.match(PromptKeys(PROMPT), leaves_last=False)) == (1, {7: 4})
+    assert (made.num_keys, made.match(PromptKeys(PROMPT))) == (1, {7: 4})
 
 
 def test_a_worker_that_is_gone_leaves_nothing() -> None:
     made = holding(first=PROMPT, second=PROMPT[:9])
     made.forget(0)
     made.forget(0)
-    assert made.match(PromptKeys(PROMPT), leaves_last=False) == {1: 8}
+    assert made.match(PromptKeys(PROMPT)) == {1: 8}
     made.forget(1)
     assert (made.num_keys, made._masks, made._worker_of, made._mask_of_size) == (0, {}, {}, {})
 
@@ -97,7 +101,7 @@ def test_many_workers_come_and_go_and_masks_stay_short() -> None:
     for worker in range(500):
         made.apply(worker, changes(keys_of(PROMPT), reset=True), SIZE, 5)
         made.forget(worker - 3)
-    assert made.match(PromptKeys(PROMPT), leaves_last=False) == {497: 20, 498: 20, 499: 20}
+    assert made.match(PromptKeys(PROMPT)) == {497: 20, 498: 20, 499: 20}
     assert max(made._masks.values()).bit_length() <= 4
 
 
@@ -118,7 +122,7 @@ def test_who_says_what_cannot_be_is_forgotten(lie: common_pb2.CacheChanges) -> N
     made.apply(1, changes(keys_of(PROMPT), reset=True), SIZE, 10)
     with pytest.raises(PeerLost, match="prefix cache"):
         made.apply(0, lie, SIZE, 10)
-    assert made.match(PromptKeys(PROMPT), leaves_last=False) == {1: 20}
+    assert made.match(PromptKeys(PROMPT)) == {1: 20}
     assert made.num_keys == 5
 
 
@@ -128,7 +132,7 @@ def test_as_many_keys_as_blocks_are_possible_and_the_same_ones_again_are_no_more
     made.apply(0, changes(keys[:3]), SIZE, 5)
     made.apply(0, changes(keys_of([1] * 4), keys[4:]), SIZE, 5)
     made.apply(0, changes(removed=[b"never stored, 16"]), SIZE, 5)
-    assert (made.num_keys, made.match(PromptKeys(PROMPT), leaves_last=False)) == (5, {0: 16})
+    assert (made.num_keys, made.match(PromptKeys(PROMPT))) == (5, {0: 16})
 
 
 def test_changes_to_a_list_that_was_never_told_are_refused() -> None:
@@ -192,6 +196,6 @@ def test_the_map_equals_an_oracle_after_random_stores_evictions_and_resets(seed:
         made.apply(worker, told, size, 1000)
         tokens, salt = sequence()
         prompt = PromptKeys(tokens, salt)
-        assert made.match(prompt, leaves_last=False) == oracle.match(tokens, salt, sizes)
-        assert made.match(prompt, leaves_last=True) == oracle.match(tokens[:-1], salt, sizes)
+        assert made.match(prompt) == oracle.match(tokens, salt, sizes)
+        assert to_compute(made, prompt) == oracle.match(tokens[:-1], salt, sizes)
         assert made.num_keys == sum(len(blocks) for blocks in oracle.held.values())
