@@ -59,7 +59,12 @@ class PrefixKeys:
 
 def block_key(salt: bytes, parent_key: bytes, token_ids: Sequence[int]) -> bytes:
     """The key of one block: 16 bytes."""
-    return hashlib.blake2b(parent_key + pack_tokens(token_ids), digest_size=KEY_BYTES, key=salt).digest()
+    return packed_block_key(salt, parent_key, pack_tokens(token_ids))
+
+
+def packed_block_key(salt: bytes, parent_key: bytes, packed: bytes) -> bytes:
+    """The same for token ids that pack_tokens() has packed."""
+    return hashlib.blake2b(parent_key + packed, digest_size=KEY_BYTES, key=salt).digest()
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
