@@ -168,10 +168,11 @@ class Dispatcher:
         soonest_ms = ahead_ms + self._placement.soonest_ms(self._ask(ticket), prefills, decodes, now)
         left_ms = 1000 * (wanted.due_at - now)
         if soonest_ms > left_ms:
+            wanted_ms = 1000 * (wanted.due_at - wanted.arrived_at)
             self._outlook.metrics.shed("objective")
             raise Overloaded(
-                f"the first token is wanted within {left_ms:.0f} ms and would come after about "
-                f"{soonest_ms:.0f} ms; come back later, or raise ttft_objective_ms",
+                f"the first token is wanted within {wanted_ms:.0f} ms and would come after about "
+                f"{wanted_ms - left_ms + soonest_ms:.0f} ms; come back later, or raise ttft_objective_ms",
                 retry_after_s=max(0.1, (soonest_ms - left_ms) / 1000),
             )
 

@@ -229,7 +229,9 @@ class Generation:
             expected = wanted.expected_tokens + 1 - len(self.request.prompt_token_ids)
             timeline.queued(assignment.bucket, assignment.num_uncached_tokens, max(1, expected))
         timeline.dispatched((assignment.prefill or assignment.decode).name, assignment.decode.name)
-        if assignment.decision is not None:
+        if assignment.decision is None:
+            timeline.had_no_choice(assignment.decode.name)
+        else:
             timeline.decided(assignment.decision)
 
     def _wanted(self, attempt_id: bytes) -> Wanted:

@@ -90,7 +90,7 @@ class Outlook:
         """Those that were not measured for long, though not because they are at it."""
         for link in links:
             if not link.num_attempts and now - self._measured_at.get(link.incarnation, now) > STALE_S:
-                self.forgotten(link.incarnation)
+                self._unlearn(link.incarnation)
 
     def cached(self, link: WorkerLink[Any, Any], changes: common_pb2.CacheChanges) -> None:
         """A worker's prefix cache has changed; raises PeerLost if it cannot have."""
@@ -126,11 +126,15 @@ class Outlook:
     def lost(self, link: WorkerLink[Any, Any]) -> None:
         """A session has ended: what was known of that worker's cache is void."""
         self.prefixes.forget(link.incarnation)
-        if self._names.pop(link.incarnation, None) is not None:
+        if link.was_ready:
             self._log.worker_gone(_now(), name=link.name)
 
     def forgotten(self, incarnation: int) -> None:
-        """That process will not come back, or was not measured for long."""
+        """That process will not come back."""
+        self._names.pop(incarnation, None)
+        self._unlearn(incarnation)
+
+    def _unlearn(self, incarnation: int) -> None:
         self._measured_at.pop(incarnation, None)
         self.costs.forget(incarnation)
 

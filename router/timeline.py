@@ -94,6 +94,10 @@ class Timeline:
         if self._first_token_at is None:
             self._timings.queue_ms = self._attempt.placed_at_ms
 
+    def had_no_choice(self, decode_worker: str) -> None:
+        """It went where another answer to the prompt is."""
+        self._attempt.candidates.add(prefill_worker=decode_worker, decode_worker=decode_worker, chosen=True)
+
     def decided(self, decision: Decision[PrefillLink, DecodeLink]) -> None:
         """Why it got those."""
         others = [candidate.ttft_ms for candidate in decision.others]

@@ -118,11 +118,15 @@ def routing_lines(routing: admin_service_pb2.RoutingStatus) -> Iterator[str]:
         f"placement {routing.placement}: {routing.num_remote} prompts computed by prefill workers, "
         f"{routing.num_local} by decode workers, mean regret {routing.mean_regret_ms:.1f} ms"
     )
-    yield (
-        f"90 % of predictions are within {100 * routing.prefill_error_p90:.0f} % of prefill, "
-        f"{100 * routing.step_error_p90:.0f} % of decode steps, {100 * routing.transfer_error_p90:.0f} % of "
-        "what remains of transfers"
-    )
+    errors = {
+        "prefill": routing.prefill_error_p90,
+        "decode steps": routing.step_error_p90,
+        "what remains of transfers": routing.transfer_error_p90,
+    }
+    # Nothing measured is no perfection.
+    shown = [f"{100 * error:.0f} % of {kind}" for kind, error in errors.items() if error]
+    if shown:
+        yield f"90 % of predictions are within {', '.join(shown)}"
     expected = ""
     if routing.expected_output_tokens:
         expected = f", answers are expected to have at most {routing.expected_output_tokens} tokens"

@@ -22,5 +22,6 @@ def hash_key() -> None:
 
     The key is asked for, or read from standard input: openssl rand -hex 32 | tee key | baton tenants hash
     """
-    key = typer.prompt("API key", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline()
-    typer.echo(ApiKey(key.strip()).digest)
+    given = typer.prompt("API key", hide_input=True) if sys.stdin.isatty() else sys.stdin.read()
+    # Several lines are several keys, or none: the blanks between them make it no key.
+    typer.echo(ApiKey(given.strip()).digest)

@@ -140,12 +140,14 @@ def _transfer(attempt: AttemptExplain, until: float) -> list[Phase | None]:
     if committed is None:
         # What an answer of one token would have sent is never sent.
         return [_phase("transfer", sampled, until, _WORKING)] if attempt.outcome != "OK" else []
+    if not attempt.transfer_bytes:
+        return []
     tail_starts = max(0.0, committed - attempt.transfer_tail_ms)
     starts = max(0.0, committed - max(attempt.transfer_ms, attempt.transfer_tail_ms))
     share = f"{attempt.transfer_hidden_share:.0%} hidden"
     return [
-        _phase("transfer hidden", starts, tail_starts, _HIDDEN, share),
-        _phase("transfer tail", tail_starts, committed, _WORKING, _speed(attempt)),
+        _phase("transfer hidden", starts, tail_starts, _HIDDEN, f"{share} of {_speed(attempt)}"),
+        _phase("transfer tail", tail_starts, committed, _WORKING),
     ]
 
 
@@ -191,15 +193,20 @@ def _scale_end(phases: list[Phase]) -> float:
 def _heading(explain: RouteExplain) -> Iterator[str]:
     state = explain.outcome or "in flight"
     yield f"{explain.request_id}, answer {explain.sample_index}, at {explain.router}: {state}"
-    cached = explain.num_prompt_tokens - explain.num_uncached_tokens
     expected = (
         f", {explain.expected_output_tokens} output tokens expected" if explain.expected_output_tokens else ""
     )
-    yield f"bucket {explain.bucket}: {explain.num_prompt_tokens} prompt tokens, {cached} cached{expected}"
+    if explain.bucket:
+        cached = explain.num_prompt_tokens - explain.num_uncached_tokens
+        yield f"bucket {explain.bucket}: {explain.num_prompt_tokens} prompt tokens, {cached} cached{expected}"
+    else:
+        # Never placed, or placed without a choice, beside another answer to the prompt.
+        yield f"{explain.num_prompt_tokens} prompt tokens"
     whose = f"tenant {explain.tenant}, " if explain.tenant else ""
     yield f"{whose}priority {explain.priority}"
     total = "" if explain.ended_at_ms is None else f", total {_ms(explain.ended_at_ms)}"
-    yield f"{_first_token(explain)}{total}, regret {_ms(explain.regret_ms)}"
+    regret = f", regret {_ms(explain.regret_ms)}" if explain.regret_ms else ""
+    yield f"{_first_token(explain)}{total}{regret}"
 
 
 def _first_token(explain: RouteExplain) -> str:

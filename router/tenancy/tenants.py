@@ -110,7 +110,10 @@ class Tenants:
             raise ConfigError(
                 f"tenants_file is {path!r}, which cannot be read as TOML: {error}", field="tenants_file"
             ) from None
-        return cls(_read(document))
+        try:
+            return cls(_read(document))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.message}", field=error.field) from None
 
     def __iter__(self) -> Iterator[Tenant]:
         """All of them, in the order of the file."""

@@ -67,9 +67,18 @@ def test_rows_tell_milliseconds_tokens_and_megabytes() -> None:
     text = drawn(explained())
     compute = next(line for line in text if "prefill compute" in line)
     assert compute[52:] == "     40.0 ms  336 tokens in 3 steps, 64 cached"
-    # 5 MB in 50 ms.
-    assert next(line for line in text if "transfer tail" in line).endswith("20.0 ms  5.00 MB, 100 MB/s")
-    assert next(line for line in text if "transfer hidden" in line).endswith("60% hidden")
+    # 5 MB in 50 ms, the tail among them.
+    hidden = next(line for line in text if "transfer hidden" in line)
+    assert hidden.endswith("60% hidden of 5.00 MB, 100 MB/s")
+    assert next(line for line in text if "transfer tail" in line).endswith("20.0 ms")
+
+
+def test_what_was_never_placed_or_had_no_choice_has_no_bucket_and_no_regret() -> None:
+    message = explained()
+    message.bucket, message.regret_ms = "", 0.0
+    text = drawn(message)
+    assert not [line for line in text if "bucket" in line or "regret" in line]
+    assert [line for line in text if line.endswith("prompt tokens")]
 
 
 def test_plain_text_keeps_to_the_width() -> None:
