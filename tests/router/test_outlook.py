@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -161,3 +162,22 @@ async def test_a_bucket_is_nearest_to_the_workers_that_are_dealt_to_it() -> None
         near_short = [outlook.distance(0, worker) for worker in incarnations]
         near_long = [outlook.distance(3, worker) for worker in incarnations]
         assert {(short, long) for short, long in zip(near_short, near_long, strict=True)} == {(0, 3), (3, 0)}
+
+
+async def test_the_last_costs_in_the_log_are_those_of_every_worker(tmp_path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    async with staged(decision_log=str(path)) as stage:
+        await stage.prefill()
+        await stage.decode()
+        stage.dialer.cut("prefill-0")
+        stage.dialer.cut("decode-0")
+        await until(lambda: not any(link.is_ready for link in stage.fleet.links))
+        # A router that stops has lost its sessions before it closes its log.
+        stage.core.close()
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    last = [record for record in records if record["kind"] == "costs"]
+    assert {(record["of"], record["worker"]) for record in last} >= {
+        ("prefill", ""),
+        ("prefill", "prefill-0"),
+        ("step", "decode-0"),
+    }
