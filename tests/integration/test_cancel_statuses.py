@@ -7,6 +7,7 @@ silence that ends a session; what a ledger shows proves that all of them are the
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,8 +26,9 @@ from tests.integration.ledgers import Ledgers, ledgers, settled
 
 TIMES = 50
 # Two of these fit into a prefill worker's credit of 4,096 tokens, and take it several steps each.
-LONG = [7] * 1500
+NUM_LONG = 1500
 NUM_FITTING = 2
+NUMBERS = itertools.count()
 # Fifty of these fit into the credit at once.
 SHORT = [9] * 80
 # Tokens of an answer that is not over before it is cancelled.
@@ -44,6 +46,12 @@ async def before(tiny_cluster: LocalCluster) -> AsyncIterator[Ledgers]:
     idle = await ledgers(tiny_cluster)
     yield idle
     assert await settled(tiny_cluster, idle, within_s=2.0) == idle
+
+
+def long() -> list[int]:
+    """A prompt that no other begins like: what is cached costs no credit, and takes no steps."""
+    first, second = divmod(next(NUMBERS), 200)
+    return [11 + first, 11 + second, *[7] * (NUM_LONG - 2)]
 
 
 def ask(client: AsyncClient, prompt: list[int]) -> Generation:
@@ -88,7 +96,7 @@ async def until(is_so: Callable[[], Awaitable[bool]], within_s: float = STOPPED_
 async def test_queued(tiny_cluster: LocalCluster, tiny_client: AsyncClient) -> None:
     """Those that fit into the credit are on their way to a prefill worker that does not read."""
     with stopped(tiny_cluster, "prefill-0"):
-        asked = [ask(tiny_client, LONG) for _ in range(NUM_FITTING + TIMES)]
+        asked = [ask(tiny_client, long()) for _ in range(NUM_FITTING + TIMES)]
 
         async def are_queued() -> bool:
             return sum(bucket.num_waiting for bucket in (await tiny_cluster.status()).buckets) == TIMES
@@ -112,7 +120,7 @@ async def test_prefilling(tiny_cluster: LocalCluster, tiny_client: AsyncClient) 
     num_caught = 0
     async with ledger_of(tiny_cluster, "prefill-0") as held:
         for _ in range(4 * TIMES):
-            generation = ask(tiny_client, LONG)
+            generation = ask(tiny_client, long())
             first = asyncio.ensure_future(anext(aiter(generation)))
             is_running = False
             while not first.done() and not is_running:
