@@ -22,7 +22,7 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
     """
 
     role = common_pb2.ROLE_DECODE
-    _capacity = decode_service_pb2.DecodeCapacity()
+    _capacity: decode_service_pb2.DecodeCapacity = decode_service_pb2.DecodeCapacity()
     _load = decode_service_pb2.DecodeWorkerHeartbeat()
     _reported_free_blocks = 0
 
@@ -80,26 +80,6 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
     def num_backlog_tokens(self) -> int:
         """Prompt tokens that the worker is to compute itself and has not yet."""
         return self._num_foreign_backlog_tokens + self._own.num_local_tokens
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the worker's cache."""
-        return self._capacity.num_blocks
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._capacity.block_size
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """Most tokens of one step."""
-        return self._capacity.max_batch_tokens
-
-    @property
-    def chunk_tokens(self) -> int:
-        """Most tokens of one prompt in one step."""
-        return self._capacity.chunk_tokens
 
     @property
     def mixed_tokens(self) -> int:

@@ -16,7 +16,7 @@ from baton.identity import Identity
 from baton.logs import get_logger
 from baton.ports import Dialer, Session, WorkerInfo
 from baton.sessions import converse, first_message
-from baton.v1 import admin_service_pb2, common_pb2, decode_service_pb2
+from baton.v1 import admin_service_pb2, common_pb2, decode_service_pb2, prefill_service_pb2
 from router.breaker import Breaker
 from router.events import Event, Inbox, LinkLost
 
@@ -65,6 +65,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
     """
 
     role: ClassVar[common_pb2.Role.ValueType]
+    _capacity: prefill_service_pb2.PrefillCapacity | decode_service_pb2.DecodeCapacity
 
     def __init__(
         self,
@@ -195,24 +196,24 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
             inbox.put(event)
 
     @property
-    @abstractmethod
     def num_blocks(self) -> int:
         """Blocks of the worker's cache."""
+        return self._capacity.num_blocks
 
     @property
-    @abstractmethod
     def block_size(self) -> int:
         """Tokens per block."""
+        return self._capacity.block_size
 
     @property
-    @abstractmethod
     def chunk_tokens(self) -> int:
         """Most prompt tokens of one request in one step."""
+        return self._capacity.chunk_tokens
 
     @property
-    @abstractmethod
     def max_batch_tokens(self) -> int:
         """Most tokens of one step."""
+        return self._capacity.max_batch_tokens
 
     @abstractmethod
     def status(self) -> admin_service_pb2.WorkerStatus:

@@ -34,7 +34,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
     role = common_pb2.ROLE_PREFILL
     credit = 0
     _share = 0
-    _capacity = _EMPTY
+    _capacity: prefill_service_pb2.PrefillCapacity = _EMPTY
     _load = prefill_service_pb2.PrefillWorkerHeartbeat()
 
     def __init__(
@@ -57,26 +57,6 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
     def spent(self) -> int:
         """Credit that attempts hold, in tokens."""
         return sum(self._costs.values())
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the worker's cache."""
-        return self._capacity.num_blocks
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._capacity.block_size
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """Most tokens of one step."""
-        return self._capacity.max_batch_tokens
-
-    @property
-    def chunk_tokens(self) -> int:
-        """Most tokens of one prompt in one step."""
-        return self._capacity.chunk_tokens
 
     def can_ever_take(self, num_tokens: int) -> bool:
         """Whether a prompt of that length fits the worker's cache when it is empty."""

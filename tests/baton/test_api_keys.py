@@ -51,6 +51,9 @@ ELSEWHERE = [
 @pytest.mark.parametrize("target", LOCAL)
 def test_this_machine_may_have_a_key_in_plain_text(target: str) -> None:
     refuse_plain_text([target])
+    # Of several targets all are looked at: it is not for the first one's sake that this is let pass.
+    with pytest.raises(ConfigError, match="in plain text"):
+        refuse_plain_text([target, ELSEWHERE[0]])
 
 
 @pytest.mark.parametrize("target", ELSEWHERE)

@@ -181,7 +181,9 @@ async def test_only_new_requests_that_insist_are_refused(
         Clock(patch)
         with_equal_costs(stage, patch)
         taken = await assign(stage, wanted(2000, within_ms=1, **how))
+        assert taken.num_uncached_tokens == 2000
         taken.undo()
+        assert stage.held() == NOTHING
 
 
 def test_where_nobody_can_serve_yet_nothing_is_predicted_but_too_late_is_too_late(

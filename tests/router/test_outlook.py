@@ -50,10 +50,13 @@ async def test_what_a_worker_has_cached_is_known_until_its_session_ends() -> Non
         decode.send(cache_changes=CHANGES)
         prefixes = stage.core.outlook.prefixes
         await until(lambda: prefixes.num_keys == 2)
+        holders = {link.incarnation for link in stage.fleet.links}
+        assert set(prefixes._holders) == holders
         stage.dialer.cut("prefill-0")
         await until(lambda: prefixes.num_keys == 1)
         stage.kill("decode-0")
         await until(lambda: prefixes.num_keys == 0)
+        assert not prefixes._masks
 
 
 async def test_a_worker_whose_report_cannot_be_true_loses_its_session() -> None:

@@ -58,8 +58,9 @@ def test_what_is_refused_takes_nothing() -> None:
     limits = limits_of(BOTH)
     limits.take(BOTH, 0.0, 6000)
     for _ in range(100):
-        refusal(limits, BOTH, 0.0, 6000)
+        assert refusal(limits, BOTH, 0.0, 6000).retry_after_s == 60.0
     limits.take(BOTH, 60.0, 6000)
+    assert refusal(limits, BOTH, 60.0, 6000).retry_after_s == 60.0
 
 
 def test_who_comes_back_when_told_is_let_in() -> None:
@@ -69,7 +70,9 @@ def test_who_comes_back_when_told_is_let_in() -> None:
     for _ in range(300):
         num_tokens = rng.randint(1, 1200)
         # As the wire has it, in whole milliseconds.
-        now += to_failure(refusal(limits, tenant, now, num_tokens)).retry_after_ms / 1000
+        retry_after_ms = to_failure(refusal(limits, tenant, now, num_tokens)).retry_after_ms
+        assert retry_after_ms > 0
+        now += retry_after_ms / 1000
         limits.take(tenant, now, num_tokens)
         limits.charge(tenant, now, 1000)
 
@@ -106,8 +109,9 @@ def test_tenants_do_not_share_a_limit() -> None:
     one, other = (Tenant(name=name, requests_per_minute=1) for name in "ab")
     limits = limits_of(one, other)
     limits.take(one, 0.0, 1)
-    refusal(limits, one, 0.0)
+    assert refusal(limits, one, 0.0).field == "requests_per_minute"
     limits.take(other, 0.0, 1)
+    assert refusal(limits, other, 0.0).field == "requests_per_minute"
 
 
 def usage(window: int, num_requests: int, num_tokens: int, router: int = ME, tenant: str = "both") -> Usage:
@@ -168,6 +172,8 @@ def test_ones_own_counts_and_strangers_are_not_drained() -> None:
         said = limits.say(100)
         limits.hear([*said, usage(100, 9, 9000, OTHER, "unknown"), usage(50, 9, 9000, OTHER)], 100, 0.0)
     limits.take(BOTH, 0.0, 4000)
+    # All 6,000 of the minute, and no more.
+    assert refusal(limits, BOTH, 0.0, 1).field == "tokens_per_minute"
 
 
 def test_a_store_that_was_emptied_changes_nothing() -> None:
@@ -175,6 +181,7 @@ def test_a_store_that_was_emptied_changes_nothing() -> None:
     limits.hear([usage(100, 1, 3000, OTHER)], 100, 0.0)
     limits.hear([], 100, 0.0)
     limits.hear([usage(100, 1, 3000, OTHER)], 100, 0.0)
+    assert refusal(limits, BOTH, 0.0, 3001).field == "tokens_per_minute"
     limits.take(BOTH, 0.0, 3000)
 
 
