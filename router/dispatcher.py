@@ -224,13 +224,13 @@ class Dispatcher:
         if any(all(map(ge, least, failed)) for failed in self._failed):
             # One that needs no more anywhere has just found no place.
             return False
-        fleet = self._fleet
-        decision = self._placement.choose(self._ask(ticket), fleet.prefill_links(), fleet.decode_links(), now)
+        fleet, asked = self._fleet, self._ask(ticket)
+        decision = self._placement.choose(asked, fleet.prefill_links(), fleet.decode_links(), now)
         if decision is None:
             self._failed.append(_most(ticket))
             return False
         self._placement.taken(decision.chosen)
-        ticket.assigned.set_result(self._take(ticket, decision))
+        ticket.assigned.set_result(self._take(ticket, asked, decision))
         return True
 
     def _hopeless(self, wanted: Wanted, now: float) -> Overloaded | Unavailable | None:
@@ -264,9 +264,8 @@ class Dispatcher:
         # Where nobody reaches anybody, that is told; here those who could hold it do not.
         return _too_large("pair of workers", kv_tokens) if fleet.is_complete else None
 
-    def _take(self, ticket: Ticket, decision: Placed) -> Assignment:
+    def _take(self, ticket: Ticket, asked: Ask, decision: Placed) -> Assignment:
         wanted, chosen = ticket.wanted, decision.chosen
-        bucket = self._queue.bucket(ticket.num_uncached_tokens)
         rest = wanted.num_tokens - chosen.num_cached_tokens
         cost = 0
         if chosen.prefill is not None:
@@ -274,7 +273,7 @@ class Dispatcher:
                 wanted.attempt_id,
                 num_tokens=wanted.num_tokens,
                 num_uncached_tokens=rest,
-                seniority=self._ask(ticket).seniority,
+                seniority=asked.seniority,
                 predicted_ms=chosen.prefill_ms,
             )
             chosen.prefill.breaker.placed()
@@ -285,7 +284,7 @@ class Dispatcher:
             prefill=chosen.prefill,
             decode=chosen.decode,
             cost=cost,
-            bucket=self._queue.labels[bucket],
+            bucket=self._queue.labels[asked.bucket],
             num_uncached_tokens=ticket.num_uncached_tokens,
             decision=decision,
         )
