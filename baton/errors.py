@@ -7,6 +7,7 @@
     |-- Unauthenticated      UNAUTHENTICATED      no retry   the caller did not show who it is
     |-- Overloaded           RESOURCE_EXHAUSTED   retry      a queue is full, or a limit reached
     |-- Unavailable          UNAVAILABLE          retry      no worker can serve this now
+    |   |-- Draining         UNAVAILABLE          retry      the process is leaving; nobody is at fault
     |   |-- PeerLost         UNAVAILABLE          retry      a session ended, by reset or by silence
     |   `-- KvTransferFailed UNAVAILABLE          retry      the KV did not arrive intact
     |-- DeadlineExceeded     DEADLINE_EXCEEDED    no retry   the caller's time is up
@@ -93,6 +94,12 @@ class Unavailable(BatonError):
     code = "UNAVAILABLE"
     status = "UNAVAILABLE"
     retryable = True
+
+
+class Draining(Unavailable):
+    """The process is about to leave and takes no new work, or hands over what it has; another one can go on."""
+
+    code = "DRAINING"
 
 
 class PeerLost(Unavailable):

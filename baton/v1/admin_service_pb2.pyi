@@ -208,7 +208,7 @@ class WorkerStatus(_message.Message):
     address: _builtins.str
     """Its address, host:port."""
     state: _builtins.str
-    """"connecting", "ready", "lost" or "refused"."""
+    """"connecting", "ready", "draining", "lost" or "refused"."""
     reason: _builtins.str
     """Why it is lost or refused; empty otherwise."""
     num_free_blocks: _builtins.int

@@ -459,6 +459,7 @@ class DecodeWorkerHeartbeat(_message.Message):
     IS_WEDGED_FIELD_NUMBER: _builtins.int
     NUM_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_BACKLOG_TOKENS_FIELD_NUMBER: _builtins.int
+    IS_DRAINING_FIELD_NUMBER: _builtins.int
     num_free_blocks: _builtins.int
     """Blocks that can be reserved now."""
     num_running: _builtins.int
@@ -471,6 +472,8 @@ class DecodeWorkerHeartbeat(_message.Message):
     """Tokens in the caches of the requests in the batch."""
     num_backlog_tokens: _builtins.int
     """Prompt tokens that this worker is to compute itself and has not yet, of all routers."""
+    is_draining: _builtins.bool
+    """It ends what it has and takes nothing new; the router leaves once it has nothing there."""
     def __init__(
         self,
         *,
@@ -480,10 +483,11 @@ class DecodeWorkerHeartbeat(_message.Message):
         is_wedged: _builtins.bool = ...,
         num_context_tokens: _builtins.int = ...,
         num_backlog_tokens: _builtins.int = ...,
+        is_draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_wedged", b"is_wedged", "num_backlog_tokens", b"num_backlog_tokens", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_leases", b"num_leases", "num_running", b"num_running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_draining", b"is_draining", "is_wedged", b"is_wedged", "num_backlog_tokens", b"num_backlog_tokens", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_leases", b"num_leases", "num_running", b"num_running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -440,6 +440,7 @@ class PrefillWorkerHeartbeat(_message.Message):
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     IS_WEDGED_FIELD_NUMBER: _builtins.int
     NUM_BACKLOG_TOKENS_FIELD_NUMBER: _builtins.int
+    IS_DRAINING_FIELD_NUMBER: _builtins.int
     num_free_blocks: _builtins.int
     """Blocks that can be reserved now."""
     num_running: _builtins.int
@@ -450,6 +451,8 @@ class PrefillWorkerHeartbeat(_message.Message):
     """The step in flight has taken far longer than steps do: the device is stuck."""
     num_backlog_tokens: _builtins.int
     """Prompt tokens that are here and not computed yet, of all routers."""
+    is_draining: _builtins.bool
+    """It ends what it has and takes nothing new; the router leaves once it has nothing there."""
     def __init__(
         self,
         *,
@@ -458,10 +461,11 @@ class PrefillWorkerHeartbeat(_message.Message):
         num_waiting: _builtins.int = ...,
         is_wedged: _builtins.bool = ...,
         num_backlog_tokens: _builtins.int = ...,
+        is_draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_wedged", b"is_wedged", "num_backlog_tokens", b"num_backlog_tokens", "num_free_blocks", b"num_free_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_draining", b"is_draining", "is_wedged", b"is_wedged", "num_backlog_tokens", b"num_backlog_tokens", "num_free_blocks", b"num_free_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
