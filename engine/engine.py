@@ -23,6 +23,9 @@ from engine.thread import EngineThread
 
 log = get_logger(__name__)
 
+# Longer than any step that makes progress.
+CLOSE_S = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
@@ -55,11 +58,11 @@ class Engine:
         )
         return cls(runner=thread, cache=runner.cache, pool=pool, scheduler=scheduler, mask_pool=mask_pool)
 
-    async def close(self) -> None:
-        """Ends the threads."""
+    async def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Ends the threads; one that is stuck is given up after timeout_s seconds and ends with the process."""
         if self.mask_pool is not None:
-            await self.runner.call(self.mask_pool.close)
-        await self.runner.close()
+            await self.mask_pool.close(timeout_s)
+        await self.runner.close(timeout_s)
 
 
 def grammar_states(model: ModelDir, pool: Pool) -> GrammarStates | None:

@@ -7,6 +7,7 @@ in time, whoever wants it computes it (engine/token_mask.py).
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections.abc import Callable
@@ -70,8 +71,8 @@ class MaskPool:
         self._compilations.put((future, work))
         return future
 
-    def close(self) -> None:
-        """Ends both threads after what they are at, and waits for them; idempotent.
+    async def close(self, timeout_s: float) -> None:
+        """Ends both threads after what they are at, and waits for timeout_s seconds at most; idempotent.
 
         Compilations that have not begun are cancelled.
         """
@@ -79,8 +80,9 @@ class MaskPool:
             self._closed = True
             self._masks.put(None)
             self._compilations.put(None)
-        for thread in self._threads:
-            thread.join()
+        async with asyncio.TaskGroup() as group:
+            for thread in self._threads:
+                group.create_task(asyncio.to_thread(thread.join, timeout_s))
 
     def _compute(self) -> None:
         while (mask := self._masks.get()) is not None:

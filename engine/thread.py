@@ -83,10 +83,13 @@ class EngineThread:
         self._calls.put((future, function))
         return await asyncio.wrap_future(future)
 
-    async def close(self) -> None:
-        """Ends the thread after what is queued; idempotent. Waits for it without blocking the loop."""
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Ends the thread after what is queued; idempotent. Waits for it without blocking the loop.
+
+        timeout_s: longest wait, in seconds; a thread that is stuck ends with the process.
+        """
         self._stop()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, timeout_s)
 
     def _stop(self) -> None:
         if not self._closed:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -100,4 +101,4 @@ def test_with_real_threads_a_broken_grammar_fails_its_request_only() -> None:
         states.close(b"x")
         assert len(states) == 1
     finally:
-        pool.close()
+        asyncio.run(pool.close(10))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -18,7 +19,7 @@ BITS: UInt32Array = np.array([7], np.uint32)
 def pool() -> Iterator[MaskPool]:
     made = MaskPool()
     yield made
-    made.close()
+    asyncio.run(made.close(10))
 
 
 class Gate:
@@ -88,7 +89,7 @@ def test_too_many_compilations_are_refused_and_cancelled_ones_do_not_run(pool: M
     assert first.result(10) == "done"
     assert waiting[0].result(10) is None
     assert another.result(10) is None
-    pool.close()
+    asyncio.run(pool.close(10))
     assert ran == [1, 2]
 
 
@@ -97,7 +98,7 @@ def test_closing_cancels_what_has_not_begun_and_ends_the_threads() -> None:
     first = pool.compile(gate)
     assert gate.begun.wait(10)
     second = pool.compile(lambda: None)
-    closing = threading.Thread(target=pool.close)
+    closing = threading.Thread(target=lambda: asyncio.run(pool.close(10)))
     closing.start()
     while not pool.is_closed:
         pass
@@ -108,4 +109,14 @@ def test_closing_cancels_what_has_not_begun_and_ends_the_threads() -> None:
         second.result(0)
     with pytest.raises(RuntimeError):
         pool.compile(lambda: None)
-    pool.close()
+    asyncio.run(pool.close(10))
+
+
+def test_closing_gives_up_on_a_thread_that_is_stuck() -> None:
+    pool, gate = MaskPool(), Gate()
+    stuck = pool.compile(gate)
+    assert gate.begun.wait(10)
+    asyncio.run(pool.close(0.01))
+    assert not stuck.done()
+    gate.may_end.set()
+    assert stuck.result(10) == "done"

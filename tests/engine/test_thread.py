@@ -81,6 +81,17 @@ async def test_the_loop_runs_while_a_step_does() -> None:
     await engine.close()
 
 
+async def test_closing_gives_up_on_a_step_that_never_ends() -> None:
+    gate = threading.Event()
+    engine = await EngineThread.start(lambda: FakeRunner(gate=gate))
+    step = asyncio.create_task(engine.execute(_dummy_batch(4)))
+    await asyncio.to_thread(engine.runner.begun.wait, 10)  # type: ignore[attr-defined]
+    await engine.close(0.01)
+    assert not step.done()
+    gate.set()
+    assert (await step).token_ids.tolist() == [5]
+
+
 async def test_an_error_reaches_the_caller_and_the_thread_lives_on() -> None:
     engine = await EngineThread.start(lambda: FakeRunner(error=ZeroDivisionError("boom")))
 
