@@ -59,7 +59,7 @@ class Engine:
         return cls(runner=thread, cache=runner.cache, pool=pool, scheduler=scheduler, mask_pool=mask_pool)
 
     async def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Ends the threads; one that is stuck is given up after timeout_s seconds and ends with the process."""
+        """Ends the threads; one that is stuck for timeout_s seconds is left to the end of the process."""
         if self.mask_pool is not None:
             await self.mask_pool.close(timeout_s)
         await self.runner.close(timeout_s)
