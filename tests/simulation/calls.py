@@ -15,7 +15,7 @@ import grpc.aio
 
 from baton.errors import BatonError
 from baton.rpc import to_status
-from tests.simulation.net import CANCELLED, Connection, End, Network, Over
+from tests.simulation.net import CANCELLED, REFUSED, Connection, End, Network, Over
 from tests.simulation.virtual_loop import Process
 
 Metadata = tuple[tuple[str, str], ...]
@@ -237,14 +237,29 @@ class Server:
         self._process = process
         self._methods = methods
         self._tap = tap
+        self._running: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
         net.listen(process, self._accept)
 
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new calls, and ends those that still run after grace_s seconds."""
+        self._is_stopping = True
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=grace_s)
+            for task in late:
+                task.cancel()
+
     def _accept(self, connection: Connection, opening: Opening) -> None:
+        if self._is_stopping:
+            connection.hang_up(connection.server, REFUSED)
+            return
         method = self._methods[connection.kind]
         call = ServerCall(connection, opening, method.decode, self._tap)
         task = self._process.spawn(
             self._serve(connection, method.handler, call), f"serve-{connection.kind}-{connection.names[0]}"
         )
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
         def over(reason: Over) -> None:
             # Ended by the handler itself, the task is about to end anyway.

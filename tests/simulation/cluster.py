@@ -22,6 +22,7 @@ from tests.simulation.net import Connection, Network
 from tests.simulation.nodes import DecodeNode, Node, PrefillNode, Surroundings, WorkerNode, tokenizer
 from tests.simulation.plan import NUM_PROBES, Fault, Plan, RequestPlan, probe
 from tests.simulation.rest import unrest_of
+from tests.simulation.retirement import Retirements
 from tests.simulation.router_node import RouterNode
 from tests.simulation.routing import key_of
 from tests.simulation.sometimes import Sometimes
@@ -65,7 +66,8 @@ class SimCluster:
         self.nodes: dict[str, Node] = {}
         self._by_request: dict[str, Client] = {}
         self.past: list[Process] = []
-        self._loop = loop
+        self.loop = self._loop = loop
+        self.retirements = Retirements(self, partial(self.kill, silently=False))
         self._lives: dict[str, int] = {}
         self._deaths: list[float] = []
         self._witnesses: dict[str, LeaseWitness] = {}
@@ -146,11 +148,13 @@ class SimCluster:
 
     def sent(self, connection: Connection, message: Any) -> None:
         """Tap: a caller sends a message."""
+        self._guard(self.retirements.sent, connection, message)
         if connection.kind == "decode" and message.WhichOneof("message") == "reserve":
             self._guard(self._check_resume, message.reserve.sequence)
 
     def answered(self, connection: Connection, message: Any) -> None:
         """Tap: a server sends a message."""
+        self._guard(self.retirements.answered, connection, message)
         if connection.kind not in ("kv", "decode"):
             return
         witness = self._witnesses[connection.names[1]]
@@ -190,6 +194,7 @@ class SimCluster:
         caller, name = connection.names
         if connection.kind == "generate":
             self._generated(name, from_caller, message)
+        self.retirements.read(connection, from_caller, message)
         if from_caller and connection.kind == "decode":
             self._witnesses[name].command(message)
         elif from_caller and connection.kind == "kv":

@@ -16,6 +16,8 @@ def begin(fault: Fault, cluster: SimCluster) -> None:
     kind = fault.kind
     if kind in ("crash", "gone"):
         cluster.kill(fault.target[0], silently=kind == "gone")
+    elif kind == "retire":
+        cluster.retirements.begin(fault.target[0], fault.amount, fault.lasts_s)
     elif kind == "strike":
         cluster.strike(fault)
     elif kind in ("pause", "slow"):
@@ -44,7 +46,7 @@ def end(fault: Fault, cluster: SimCluster) -> None:
         cluster.around.registry.heal()
     elif kind == "frames":
         cluster.around.frame_faults.share.pop((fault.target[0], fault.target[1]), None)
-    elif kind not in ("reset", "strike"):
+    elif kind not in ("reset", "strike", "retire"):
         for source, target in _directions(fault):
             cluster.net.link(source, target).heal()
 

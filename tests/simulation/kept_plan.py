@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.simulation.plan import Fault, Plan, RequestPlan, WorkerPlan
+from tests.simulation.fault_plan import Fault, WorkerPlan
+from tests.simulation.plan import Plan, RequestPlan
 from tests.simulation.routing import RoutingPlan
 
 FOLDER = Path(__file__).parent / "failed_once"

@@ -11,6 +11,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from tokenizers import Tokenizer
 from baton.identity import Identity
 from baton.models import ModelDir
 from baton.ports import WorkerInfo
-from baton.registry import registering
+from baton.process import run_until
+from baton.registry import Announcement, registering
 from baton.v1 import common_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest
 from baton.v1.kv_transfer_service_pb2 import PairRequest
@@ -110,11 +112,15 @@ class Node:
     def registry(self) -> RegistryClient:
         return RegistryClient(self.around.registry, self.rng)
 
-    def serve(self, methods: dict[str, Method]) -> None:
-        Server(self.around.net, self.process, methods, self.around.tap)
+    def serve(self, methods: dict[str, Method]) -> Server:
+        return Server(self.around.net, self.process, methods, self.around.tap)
 
     def ledger(self) -> dict[str, int]:
         """Everything the node holds for requests."""
+        raise NotImplementedError
+
+    def retire(self, grace_s: float, left: Callable[[], None]) -> None:
+        """The node drains as after SIGTERM; left: called as its process would end."""
         raise NotImplementedError
 
 
@@ -127,6 +133,9 @@ class WorkerNode(Node):
         super().__init__(plan.name, life, around)
         self.plan = plan
         self.engine = self._engine()
+        self._stop = asyncio.Event()
+        self._grace_s = 0.0
+        self._left: Callable[[], None] = lambda: None
 
     def ledger(self) -> dict[str, int]:
         return self.worker.ledger()
@@ -146,8 +155,17 @@ class WorkerNode(Node):
         info = WorkerInfo(
             name=self.name, role=self.plan.role, incarnation=self.incarnation, address=f"{self.name}:1"
         )
-        async with registering(self.registry(), info):
-            await self.worker.run()
+        async with registering(self.registry(), info) as announcement:
+            await run_until(self._stop, self.worker.run(), drain=partial(self._drain, announcement))
+        self._left()
+
+    async def _drain(self, announcement: Announcement) -> None:
+        leaving = replace(announcement.info, draining=True)
+        await asyncio.gather(announcement.update(leaving), self.worker.drain(self._grace_s))
+
+    def retire(self, grace_s: float, left: Callable[[], None]) -> None:
+        self._grace_s, self._left = grace_s, left
+        self._stop.set()
 
     def _engine(self) -> Engine:
         plan = self.plan

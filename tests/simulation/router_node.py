@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from baton.errors import Draining
 from baton.v1 import common_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionResponse
 from baton.v1.inference_service_pb2 import GenerateRequest
@@ -19,6 +20,7 @@ from router.decode_link import DecodeLink
 from router.grammars import GrammarCheck
 from router.learning.learned_edges import LearnedEdges
 from router.prefill_link import PrefillLink
+from router.retry_budget import RetryBudget
 from router.service import InferenceServicer
 from router.text import Text
 from tests.router.tiny_text import at_once
@@ -49,6 +51,18 @@ class QuickEdges(LearnedEdges):
             self._moved()
 
 
+class CountedBudget(RetryBudget):
+    """Tells when a further attempt is taken."""
+
+    def __init__(self, taken: Callable[[], None]) -> None:
+        super().__init__()
+        self._taken = taken
+
+    def take(self) -> bool:
+        self._taken()
+        return super().take()
+
+
 class RouterNode(Node):
     """A router with its public door."""
 
@@ -65,6 +79,8 @@ class RouterNode(Node):
         )
         if config.learn_buckets:
             self.core.outlook._edges = QuickEdges(EDGES, partial(around.hit, "buckets moved"))
+        budget = CountedBudget(partial(around.hit, "a further attempt was taken from the budget"))
+        self.core.dispatcher.retries = budget
         self.queue, self.fleet = self.core.queue, self.core.fleet
         self.inference = InferenceServicer(
             core=self.core,
@@ -77,8 +93,18 @@ class RouterNode(Node):
         # The largest share of credit that each session with a prefill worker was told, by its link.
         self._shares: dict[PrefillLink, int] = {}
         generate: Any = self.inference.Generate
-        self.serve({"generate": Method(partial(_generate, generate), GenerateRequest.FromString)})
+        self._server = self.serve(
+            {"generate": Method(partial(_generate, generate, around.hit), GenerateRequest.FromString)}
+        )
         self.process.spawn(self.fleet.run(), f"fleet-{name}")
+
+    def retire(self, grace_s: float, left: Callable[[], None]) -> None:
+        self.process.spawn(self._leave(grace_s, left), f"leave-{self.name}")
+
+    async def _leave(self, grace_s: float, left: Callable[[], None]) -> None:
+        await self.inference.handover.drain(self._server.stop, grace_s)
+        self.core.close()
+        left()
 
     def ledger(self) -> dict[str, int]:
         counts = {
@@ -162,6 +188,10 @@ def _counters(link: Any) -> dict[str, int]:
     }
 
 
-async def _generate(generate: Any, call: ServerCall) -> None:
+async def _generate(generate: Any, hit: Callable[[str], None], call: ServerCall) -> None:
     # The request came with the opening; nobody else reads.
-    await generate(await call.read(), call)
+    try:
+        await generate(await call.read(), call)
+    except Draining:
+        hit("a router handed an answer over")
+        raise

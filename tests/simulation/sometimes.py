@@ -62,6 +62,11 @@ POINTS = (
     "a higher priority overtook a lower one",
     "a place was passed over for the growth of the answers there",
     "buckets moved",
+    "a node left as it was told to",
+    "a draining worker handed an answer over",
+    "a draining worker refused an attempt",
+    "a router handed an answer over",
+    "a further attempt was taken from the budget",
 )
 RESUMES = ("resumed before the first token", "resumed during transfer", "resumed in mid-decode")
 
