@@ -27,14 +27,27 @@ def check_advertise(host: str, advertise: str) -> None:
         )
 
 
+def advertised(advertise: str, *, name: str, port: int) -> str:
+    """advertise with {port} and {name} replaced by the bound port and the worker's name."""
+    return advertise.replace("{port}", str(port)).replace("{name}", name)
+
+
+def is_shareable(advertise: str) -> bool:
+    """Whether several workers may be given it: each announces an address of its own."""
+    return not advertise or "{port}" in advertise or "{name}" in advertise
+
+
 def _check_address(advertise: str) -> None:
-    host, _, port = advertise.rpartition(":")
+    # Any name and any port will do here: which they are is known once the port is bound.
+    address = advertised(advertise, name="worker-0", port=1)
+    host, _, port = address.rpartition(":")
     is_bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
     is_port = port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535
-    if not host or is_bare_ipv6 or not is_port or _is_wildcard(host):
+    if not host or "{" in address or is_bare_ipv6 or not is_port or _is_wildcard(host):
         raise ConfigError(
-            f"advertise is {advertise!r}; give host:port as others dial it, for example 10.0.0.7:50053 or "
-            "[fd00::7]:50053",
+            f"advertise is {advertise!r}; give host:port as others dial it, for example 10.0.0.7:50053, "
+            "[fd00::7]:50053, or 10.0.0.7:{port} and {name}.pool:{port}, which stand for the bound port and "
+            "the worker's name",
             field="advertise",
         )
 

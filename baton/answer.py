@@ -136,6 +136,7 @@ class Timings:
     transfer_hidden_share: of the KV bytes, those that the decode worker had when the last layer was
         computed, 0 to 1.
     num_preemptions: how often a decode worker gave its blocks to older requests.
+    num_handovers: how often a worker that was about to leave handed it over to another one.
     """
 
     bucket: str
@@ -154,6 +155,7 @@ class Timings:
     num_preemptions: int
     transfer_times: TransferTimes
     transfer_hidden_share: float
+    num_handovers: int
 
     @classmethod
     def from_proto(cls, proto: inference_service_pb2.Timings) -> Timings:

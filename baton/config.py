@@ -45,7 +45,7 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 _CONFIG_VARIABLE = "BATON_CONFIG"
 # All roles may share one file, so each must know the tables of the others: a misspelt one is an error.
-SECTIONS = frozenset({"cluster", "router", "prefill", "decode"})
+SECTIONS = frozenset({"cluster", "router", "prefill", "decode", "pool"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,15 @@ from typing import Any, Self
 import grpc.aio
 
 from baton.answer import Answer, Chunk, PromptToken, Summary
-from baton.errors import BatonError, Cancelled, DeadlineExceeded, InternalError, Overloaded, Unavailable
+from baton.errors import (
+    BatonError,
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    InternalError,
+    Overloaded,
+    Unavailable,
+)
 from baton.routers import Routers
 from baton.rpc import is_from_baton, translate
 from baton.telemetry import Span
@@ -23,7 +31,8 @@ from baton.v1 import inference_service_pb2
 
 # How long an answer looks for a router that goes on with it, in seconds.
 RESUME_S = 15.0
-# Between two tries, with full jitter: all clients of a router lose it at the same moment.
+# Between two tries, doubling, with full jitter: all clients of a router lose it at the same moment.
+FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 1.0
 
 
@@ -48,6 +57,7 @@ class Generation:
         self._deadline_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         self._summary: Summary | None = None
         self._lost_at: float | None = None
+        self._longest_pause_s = FIRST_PAUSE_S
         self._so_far: dict[int, inference_service_pb2.PartialAnswer] = {}
         self._num_prompt_tokens = 0
         self._prompt_tokens: list[PromptToken] = []
@@ -159,6 +169,7 @@ class Generation:
         if not has_ended:
             # Hearing once more of an end is no progress.
             self._lost_at = None
+            self._longest_pause_s = FIRST_PAUSE_S
         return not has_ended
 
     def _extend_prompt(self, chunk: inference_service_pb2.PromptLogprobsChunk) -> None:
@@ -176,16 +187,18 @@ class Generation:
     async def _resume(self, error: grpc.aio.AioRpcError) -> None:
         """Goes on at another router, or raises what the failed call stands for.
 
-        What begins it is the loss of the router itself: an error that a router reports is its answer,
-        after it has tried what it can. Once begun, a router that has no workers yet is worth another try, and
-        so is a full one, unless it asks for a longer wait than RESUME_S leaves.
+        What begins it is the loss of the router itself, or its word that it is about to leave: another error
+        that a router reports is its answer, after it has tried what it can. Once begun, a router that has no
+        workers yet is worth another try, and so is a full one, unless it asks for a longer wait than RESUME_S
+        leaves.
         """
         now = asyncio.get_running_loop().time()
         failure = translate(error)
         is_resuming = self._lost_at is not None
+        has_left = isinstance(failure, Draining) or not is_from_baton(error)
         # A router that is shut down cancels its calls; one that dies just ends them. Once begun, a full
         # queue passes too: all clients of a lost router come to the next one together.
-        lost = isinstance(failure, Unavailable | Cancelled) and (is_resuming or not is_from_baton(error))
+        lost = isinstance(failure, Unavailable | Cancelled) and (is_resuming or has_left)
         lost = lost or (is_resuming and isinstance(failure, Overloaded))
         self._lost_at = self._lost_at or now
         # A router without workers has just begun, and is soon asked again; a full one says how long it takes.
@@ -193,7 +206,8 @@ class Generation:
         if not lost or now + wait_s - self._lost_at > RESUME_S:
             raise failure from None
         self._routers.lose(self._target)
-        pause_s = wait_s + self._rng.uniform(0, LONGEST_PAUSE_S)
+        pause_s = wait_s + self._rng.uniform(0, self._longest_pause_s)
+        self._longest_pause_s = min(2 * self._longest_pause_s, LONGEST_PAUSE_S)
         if self._deadline_at is not None and now + pause_s >= self._deadline_at:
             raise DeadlineExceeded("the deadline comes before another router can go on with the answer")
         await asyncio.sleep(pause_s)

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
 from baton.errors import BatonError
 from baton.logs import get_logger
 
 log = get_logger(__name__)
 
+ResultT = TypeVar("ResultT")
 Role = Callable[[asyncio.Event], Awaitable[None]]
 
 
@@ -40,6 +44,18 @@ def report_errors(main: Callable[[], int]) -> int:
         return 2
 
 
+def leave(status: int) -> NoReturn:
+    """Ends a process whose threads may still be inside native code, as a model that is being loaded is.
+
+    Where the interpreter takes itself down under such a thread, the process aborts, whatever its status was
+    to be.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def write_ready_file(path: str, **facts: object) -> None:
     """Writes facts such as bound addresses as JSON, atomically; nothing if path is empty."""
     if not path:
@@ -55,7 +71,7 @@ async def run_until(
     """Runs services until stop is set, then drains, then cancels them.
 
     drain: called once stop is set, while the services still run.
-    A service that ends before is an error, and is raised.
+    A service that ends before is an error, and is raised, as is one that fails while draining.
     """
     stopped = asyncio.ensure_future(stop.wait())
     tasks = [asyncio.ensure_future(service) for service in services]
@@ -66,21 +82,58 @@ async def run_until(
         if stopped not in done:
             raise RuntimeError("a service ended although nobody stopped it")
         if drain is not None:
-            await drain()
-        for task in tasks:
-            if task.done():
-                task.result()
+            await _beside(tasks, drain())
     finally:
         for task in (stopped, *tasks):
             task.cancel()
         await asyncio.gather(stopped, *tasks, return_exceptions=True)
 
 
+async def unless_stopped(stop: asyncio.Event, work: Awaitable[ResultT]) -> ResultT | None:
+    """What work comes to; None, with work cancelled, if stop is set before it is done.
+
+    For what takes long while a role starts: nobody wants to wait for a model that will not be used.
+    """
+    stopped = asyncio.ensure_future(stop.wait())
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((stopped, task), return_when=asyncio.FIRST_COMPLETED)
+        return None if stop.is_set() else task.result()
+    finally:
+        for future in (stopped, task):
+            future.cancel()
+        await asyncio.gather(stopped, task, return_exceptions=True)
+
+
+async def _beside(tasks: Sequence[asyncio.Future[None]], drain: Awaitable[None]) -> None:
+    """Drains while the tasks run. One that fails is raised at once: nothing would come of waiting."""
+    running = asyncio.gather(*tasks)
+    draining = asyncio.ensure_future(drain)
+    try:
+        await asyncio.wait((running, draining), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        await draining
+    finally:
+        draining.cancel()
+        running.cancel()
+        await asyncio.gather(draining, running, return_exceptions=True)
+
+
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Lets SIGTERM and SIGINT set the event; call it again after a library has taken the signals over."""
+    """Lets SIGTERM and SIGINT set the event; call it again after a library has taken the signals over.
+
+    Each ends the process at once when it comes a second time: nobody has to wait for a drain.
+    """
     loop = asyncio.get_running_loop()
+
+    def heard(number: signal.Signals) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, heard, number)
 
 
 async def _until_stopped(role: Role) -> None:

@@ -1,11 +1,12 @@
 """The connection to Redis that everybody here uses: its timeouts, and its errors in our words.
 
-Owns the translation of Redis's errors. It knows no key. Redis may be away at any time; whoever
-asks says what happens then.
+Owns the translation of Redis's errors, and what becomes of connections after one. It knows no key.
+Redis may be away at any time; whoever asks says what happens then.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
@@ -16,7 +17,10 @@ from redis.exceptions import RedisError
 
 from baton.errors import ConfigError, Unavailable
 
-_COMMAND_S: Final = 2.0
+# One step: connecting, or one reply. Whatever is under way when Redis comes back is over after this.
+_STEP_S: Final = 2.0
+# All steps of a command together, its retry and the handshake of a new connection included.
+_COMMAND_S: Final = 5.0
 
 ResultT = TypeVar("ResultT")
 
@@ -31,8 +35,8 @@ def open_redis(url: str) -> Redis:
     try:
         client = Redis.from_url(
             url,
-            socket_timeout=_COMMAND_S,
-            socket_connect_timeout=_COMMAND_S,
+            socket_timeout=_STEP_S,
+            socket_connect_timeout=_STEP_S,
             # One retry, for a pooled connection that Redis closed meanwhile; back-off is the caller's.
             retry=Retry(NoBackoff(), 1),
         )
@@ -47,11 +51,17 @@ def open_redis(url: str) -> Redis:
     return client
 
 
-async def asking(answer: Awaitable[ResultT]) -> ResultT:
-    """The answer; raises Unavailable if Redis cannot be reached or refuses."""
+async def asking(redis: Redis, answer: Awaitable[ResultT]) -> ResultT:
+    """The answer of this client; raises Unavailable if Redis cannot be reached or refuses.
+
+    After any error the idle connections are closed, so the next command looks up its address again: a
+    former primary that refuses to write keeps its connections open, and would be asked for ever.
+    """
     try:
-        return await answer
+        async with asyncio.timeout(_COMMAND_S):
+            return await answer
     except (RedisError, OSError) as error:
+        await redis.connection_pool.disconnect(inuse_connections=False)
         # Redis's messages name host and port, never the password.
         message = f"Redis does not answer as it should: {type(error).__name__}: {error}"
         raise Unavailable(message) from None

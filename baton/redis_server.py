@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -31,6 +32,8 @@ from baton.tether import tethered
 _HOST: Final = "127.0.0.1"
 _ATTEMPTS: Final = 5
 _PING_PAUSE_S: Final = 0.02
+# Between two attempts to bring a server back that has ended by itself.
+_RETURN_PAUSE_S: Final = 1.0
 _STOP_S: Final = 2.0
 
 
@@ -43,18 +46,29 @@ class EmbeddedRedis:
     The server is killed when this process ends in any way.
     """
 
-    def __init__(self, *, start_s: float = 10.0, port: int = 0, password: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        start_s: float = 10.0,
+        port: int = 0,
+        password: str = "",
+        report: Callable[[str], None] | None = None,
+    ) -> None:
         """Nothing starts before `async with`.
 
         Args:
             start_s: how long the start may take, in seconds.
             port: TCP port; 0 takes a free one.
             password: the password; a random one when empty.
+            report: when given, a server that ends by itself is started again, empty, with the same port and
+                password; it hears one line about that.
         """
         self._start_s = start_s
         self._fixed_port = port
         self.password = password or secrets.token_hex(16)
         self._process: Process | None = None
+        self._report = report
+        self._keeper: asyncio.Task[None] | None = None
         self.port = port
 
     @property
@@ -87,12 +101,32 @@ class EmbeddedRedis:
         except BaseException:
             await self._stop()
             raise
+        self._fixed_port = self.port
+        if self._report is not None:
+            self._keeper = asyncio.create_task(self._keep(binary, self._report), name="keep redis")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
         await self._stop()
+
+    async def _keep(self, binary: Path, report: Callable[[str], None]) -> None:
+        """Starts the server again whenever it ends, until cancelled."""
+        while True:
+            if self._process is not None:
+                status = await self._process.wait()
+                report(f"the embedded Redis has ended (status {status}); starting it again")
+            try:
+                async with asyncio.timeout(self._start_s):
+                    await self._start(binary)
+            except (Unavailable, OSError):
+                # Whoever took the port may let go of it; a TimeoutError is an OSError.
+                await self._stop()
+                await asyncio.sleep(_RETURN_PAUSE_S)
 
     async def _start(self, binary: Path) -> None:
         for _ in range(1 if self._fixed_port else _ATTEMPTS):

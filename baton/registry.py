@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, cast
@@ -41,6 +42,8 @@ _SCAN_COUNT: Final = 1_000
 
 # Life of a worker's announcement unless refreshed, in seconds.
 ANNOUNCED_S: Final = 6.0
+# Longest wait for Redis where the caller has better things to do, such as leaving, in seconds.
+_AT_ONCE_S: Final = 1.0
 
 log = get_logger(__name__)
 
@@ -62,7 +65,8 @@ class RedisRegistry:
         *,
         rng: random.Random | None = None,
         poll_s: float = 0.5,
-        max_backoff_s: float = 5.0,
+        max_backoff_s: float = 3.0,
+        grace_s: float = ANNOUNCED_S,
     ) -> None:
         """Connects on first use.
 
@@ -71,7 +75,10 @@ class RedisRegistry:
             namespace: prefix of all keys; one per cluster.
             rng: spreads the polls of several routers.
             poll_s: pause between two polls of a watch, in seconds.
-            max_backoff_s: longest pause between two attempts to reach Redis, in seconds.
+            max_backoff_s: longest pause between two attempts to reach Redis, in seconds. All know each
+                other again within 10 s of its return: 2 s until a step under way fails, this pause, and
+                meanwhile the workers announce themselves within 4 s.
+            grace_s: how long after an outage those stand who are not announced yet, in seconds.
 
         Raises:
             ConfigError: the URL or the namespace cannot be used.
@@ -84,29 +91,36 @@ class RedisRegistry:
         self._rng = rng or random.Random()
         self._poll_s = poll_s
         self._max_backoff_s = max_backoff_s
+        self._grace_s = grace_s
+        self._back_at = -math.inf
         self.num_failures = 0
         self._refused_keys: set[bytes] = set()
 
     async def check(self) -> None:
         """Raises Unavailable unless Redis answers."""
-        await asking(self._redis.ping())
+        await asking(self._redis, self._redis.ping())
 
     async def register(self, info: WorkerInfo, ttl_s: float) -> None:
         """Announces a worker for ttl_s seconds. Raises Unavailable when Redis cannot be reached."""
-        await asking(self._redis.set(self._key(info), encode(info), px=max(1, round(ttl_s * 1000))))
+        await asking(
+            self._redis, self._redis.set(self._key(info), encode(info), px=max(1, round(ttl_s * 1000)))
+        )
 
     async def deregister(self, info: WorkerInfo) -> None:
         """Withdraws the announcement. Raises Unavailable when Redis cannot be reached."""
-        await asking(self._redis.delete(self._key(info)))
+        await asking(self._redis, self._redis.delete(self._key(info)))
 
     async def watch(self) -> AsyncIterator[Sequence[WorkerInfo]]:
         """Yields the announced workers, by name, at once and then whenever they change.
 
-        Never raises because of Redis: while it is away, the last known workers stand.
+        Never raises because of Redis: while it is away, the last known workers stand. They stand on
+        for grace_s seconds, because a Redis that has come back empty hears of them one by one.
         """
         known: tuple[WorkerInfo, ...] | None = None
         while True:
             found = await self._poll()
+            if found is not None and known and self._is_just_back():
+                found = _joined(found, known)
             if known is None or (found is not None and found != known):
                 known = found or ()
                 yield known
@@ -138,8 +152,12 @@ class RedisRegistry:
             return None
         if self.num_failures:
             log.info("registry back", num_failures=self.num_failures)
+            self._back_at = asyncio.get_running_loop().time()
         self.num_failures = 0
         return workers
+
+    def _is_just_back(self) -> bool:
+        return asyncio.get_running_loop().time() < self._back_at + self._grace_s
 
     def _pause_s(self) -> float:
         if self.num_failures == 0:
@@ -149,11 +167,11 @@ class RedisRegistry:
         return self._rng.uniform(0.1, 1.0) * ceiling
 
     async def _read(self) -> tuple[WorkerInfo, ...]:
-        keys = sorted(await asking(self._scan()))
-        values = await asking(self._get_starts(keys)) if keys else []
+        keys = sorted(await asking(self._redis, self._scan()))
+        values = await asking(self._redis, self._get_starts(keys)) if keys else []
         found = [self._decode(key, value) for key, value in zip(keys, values, strict=True) if value != b""]
         workers = [info for info in found if info is not None]
-        return tuple(sorted(workers, key=lambda info: (info.name, info.incarnation)))
+        return _by_name(workers)
 
     async def _scan(self) -> set[bytes]:
         keys: set[bytes] = set()
@@ -206,11 +224,16 @@ class Announcement:
     _is_away: bool = False
 
     async def update(self, info: WorkerInfo) -> None:
-        """Announces changed facts, for example draining, of the same incarnation."""
+        """Announces changed facts, for example draining, of the same incarnation.
+
+        Waits a second at most: what Redis has not heard by then, the next refresh says again.
+        """
         if info.incarnation != self.info.incarnation:
             raise ValueError("an announcement is about one incarnation")
         self.info = info
-        await self.refresh()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_AT_ONCE_S):
+                await self.refresh()
 
     async def refresh(self) -> None:
         """Announces again. A Redis that is away is logged once: the next refresh may find it."""
@@ -224,15 +247,23 @@ class Announcement:
             self._is_away = False
 
     async def keep(self) -> None:
-        """Announces every third of the time to live, for ever: two refreshes may fail in a row."""
+        """Announces for ever, with pauses of a sixth to a third of the time to live: two may fail in a row.
+
+        They vary, or workers that were started together would ask Redis together.
+        """
+        # The incarnation is random and differs from process to process: a seed that needs no argument.
+        rng = random.Random(self.info.incarnation)
         while True:
-            await asyncio.sleep(self.ttl_s / 3)
+            await asyncio.sleep(rng.uniform(0.5, 1.0) * self.ttl_s / 3)
             await self.refresh()
 
     async def withdraw(self) -> None:
-        """Withdraws the announcement; if Redis is away, it ends by itself."""
+        """Withdraws the announcement; if Redis is away or slow, it ends by itself."""
         try:
-            await self.registry.deregister(self.info)
+            async with asyncio.timeout(_AT_ONCE_S):
+                await self.registry.deregister(self.info)
+        except TimeoutError:
+            log.warning("withdrawal failed", worker=self.info.name, reason=f"no answer in {_AT_ONCE_S:g} s")
         except Unavailable as error:
             log.warning("withdrawal failed", worker=self.info.name, reason=error.message)
 
@@ -253,6 +284,15 @@ async def registering(
         await announcement.withdraw()
         if not keeper.cancelled():
             keeper.result()
+
+
+def _by_name(workers: Iterable[WorkerInfo]) -> tuple[WorkerInfo, ...]:
+    return tuple(sorted(workers, key=lambda info: (info.name, info.incarnation)))
+
+
+def _joined(found: Iterable[WorkerInfo], known: Iterable[WorkerInfo]) -> tuple[WorkerInfo, ...]:
+    """Those found, as they are now, and those only known."""
+    return _by_name(({info.incarnation: info for info in known} | {i.incarnation: i for i in found}).values())
 
 
 def encode(info: WorkerInfo) -> str:

@@ -10,7 +10,7 @@ import grpc.aio
 
 from baton.api_keys import ApiKey
 from baton.errors import InvalidRequest, Unavailable
-from baton.rpc import OpenChannel, open_channel
+from baton.rpc import OpenChannel, open_router_channel
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Routers:
     """Channels to routers of one cluster. Made by `await Routers.connect(targets, timeout_s)`."""
 
     def __init__(
-        self, targets: Sequence[str], opener: OpenChannel = open_channel, api_key: ApiKey | None = None
+        self, targets: Sequence[str], opener: OpenChannel = open_router_channel, api_key: ApiKey | None = None
     ) -> None:
         if not targets:
             raise InvalidRequest("name at least one router", field="target")
@@ -38,7 +38,7 @@ class Routers:
         cls,
         targets: Sequence[str],
         timeout_s: float,
-        opener: OpenChannel = open_channel,
+        opener: OpenChannel = open_router_channel,
         api_key: ApiKey | None = None,
     ) -> Self:
         """Connects to the first router that answers; raises Unavailable if none does in timeout_s seconds."""

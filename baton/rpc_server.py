@@ -26,6 +26,13 @@ from baton.logs import get_logger
 from baton.rpc import SERVER_OPTIONS, to_status, translate
 
 LOOPBACK: Final = "127.0.0.1"
+# Open calls of one server, all connections together. A call whose client reads nothing cannot be ended
+# from this side, and a session costs its heartbeats: without a bound one bad peer takes the process.
+MAX_CALLS: Final = 8_192
+
+# Names that the health service knows beside those of the services.
+READINESS: Final = "readiness"
+LIVENESS: Final = "liveness"
 
 ResultT = TypeVar("ResultT")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -47,17 +54,20 @@ class Registration:
 
 
 class RpcServer:
-    """A listening server; every service says NOT_SERVING until the owner calls set_serving().
+    """A listening server; its health is what the owner says with set_health(), at first alive but not ready.
+
+    The health service knows "", "readiness" and the name of every service, which say whether the
+    process takes requests, and "liveness", which says whether it makes progress.
 
     async with await RpcServer.start([registration], port=0) as server:
-        await server.set_serving(True)
+        await server.set_health(ready=True)
         print(server.address)
     """
 
     def __init__(self, server: grpc.aio.Server, host: str, port: int, names: Sequence[str]) -> None:
         self._server = server
-        self._names = tuple(names)
-        self._serving: set[str] = set()
+        self._names = ("", READINESS, *names)
+        self._shown: dict[str, bool] = {}
         self._health = health.aio.HealthServicer()
         self.host = host
         self.port = port
@@ -70,6 +80,7 @@ class RpcServer:
         host: str = LOOPBACK,
         port: int = 0,
         credentials: grpc.ServerCredentials | None = None,
+        max_calls: int = MAX_CALLS,
     ) -> Self:
         """Binds host:port and starts to serve.
 
@@ -78,18 +89,21 @@ class RpcServer:
             host: address to listen on; give a number rather than a name, which may stand for two addresses.
             port: TCP port; 0 takes a free one, which `port` then holds.
             credentials: for TLS; plain text without.
+            max_calls: calls that may be open; more end at once with RESOURCE_EXHAUSTED.
 
         Raises:
             ConfigError: the address cannot be bound; the message says why and what to do.
         """
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[ErrorInterceptor()])
+        server = grpc.aio.server(
+            options=SERVER_OPTIONS, interceptors=[ErrorInterceptor()], maximum_concurrent_rpcs=max_calls
+        )
         names = [registration.name for registration in registrations]
         self = cls(server, host, _bind(server, host, port, credentials), names)
         for registration in registrations:
             registration.add(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-        await self.set_serving(False)
+        await self.set_health(ready=False)
         await server.start()
         return self
 
@@ -98,16 +112,16 @@ class RpcServer:
         """host:port, as a client dials it."""
         return _join(self.host, self.port)
 
-    async def set_serving(self, serving: bool, *services: str) -> None:
-        """Sets the health of the named services, or of all; the whole serves when every service does."""
-        chosen = services or self._names
-        unknown = set(chosen) - set(self._names)
-        if unknown:
-            raise ValueError(f"this server has no service {', '.join(sorted(unknown))}")
-        self._serving = self._serving.union(chosen) if serving else self._serving.difference(chosen)
-        for name in chosen:
-            await self._health.set(name, _health_status(serving))
-        await self._health.set("", _health_status(len(self._serving) == len(self._names)))
+    async def set_health(self, *, ready: bool, alive: bool = True) -> None:
+        """What the health service answers from now on. Cheap where nothing changes.
+
+        ready: the process takes requests.
+        alive: it makes progress; whoever watches ends a process that is not alive.
+        """
+        for name, is_serving in {**dict.fromkeys(self._names, ready), LIVENESS: alive}.items():
+            if self._shown.get(name) is not is_serving:
+                self._shown[name] = is_serving
+                await self._health.set(name, _health_status(is_serving))
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Says NOT_SERVING, takes no new calls, and ends running ones after grace_s seconds. Idempotent."""

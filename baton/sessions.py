@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from baton.errors import BatonError, IncompatiblePeer, PeerLost
+from baton.errors import BatonError, Draining, IncompatiblePeer, PeerLost
 from baton.logs import get_logger
 from baton.ports import Session
 from baton.rpc import translate
@@ -82,7 +82,8 @@ class StreamSession(Generic[SendT, RecvT]):
     async def __aiter__(self) -> AsyncIterator[RecvT]:
         """The peer's messages; raises PeerLost when the stream breaks or ends on the other side.
 
-        Raises IncompatiblePeer if the peer ended the stream because it refuses this process.
+        Raises IncompatiblePeer if the peer ended the stream because it refuses this process, and Draining if
+        it is leaving.
         """
         try:
             async for message in self._incoming:
@@ -114,7 +115,7 @@ class StreamSession(Generic[SendT, RecvT]):
 
     def _broken(self, error: grpc.RpcError) -> BatonError:
         failure = translate(error) if isinstance(error, grpc.aio.AioRpcError) else None
-        if isinstance(failure, IncompatiblePeer):
+        if isinstance(failure, IncompatiblePeer | Draining):
             return failure
         reason = failure.message if failure is not None else str(error)
         return PeerLost(f"the session with {self._peer} broke: {reason}")

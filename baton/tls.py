@@ -17,7 +17,7 @@ from typing import Final, Protocol, Self
 import grpc
 
 from baton.errors import ConfigError
-from baton.rpc import OpenChannel, open_channel
+from baton.rpc import OpenChannel, open_channel, open_router_channel
 
 TLS_SETTINGS: Final = ("tls_cert", "tls_key", "tls_ca", "tls_server_name")
 
@@ -125,14 +125,14 @@ class TlsFiles:
 
 
 def opener_trusting(ca: str | os.PathLike[str] | None) -> OpenChannel:
-    """Opens channels to ports that ask for no certificate, if `ca` signed theirs; plain text without `ca`.
+    """Opens a client's channels to routers, if `ca` signed their certificates; plain text without `ca`.
 
     Raises ConfigError if the file cannot be read or holds no certificate.
     """
     if ca is None:
-        return open_channel
+        return open_router_channel
     certificates = _read_certificates(os.fspath(ca), "tls_ca")
-    return partial(open_channel, credentials=grpc.ssl_channel_credentials(certificates))
+    return partial(open_router_channel, credentials=grpc.ssl_channel_credentials(certificates))
 
 
 def _read_certificates(path: str, field: str) -> bytes:

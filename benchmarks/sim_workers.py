@@ -122,7 +122,7 @@ def _identity(name: str, role: common_pb2.Role.ValueType, spec: FleetSpec, rng: 
 async def _serving(stack: AsyncExitStack, role: str, worker: SimPrefill | SimDecode) -> WorkerInfo:
     """Serves a worker on a port of its own until the stack is left."""
     server = await stack.enter_async_context(await RpcServer.start([_registration(worker)]))
-    await server.set_serving(True)
+    await server.set_health(ready=True)
     identity = worker.identity
     return WorkerInfo(name=identity.name, role=role, incarnation=identity.incarnation, address=server.address)
 

@@ -9,7 +9,7 @@ from functools import partial
 from baton.config import load_config
 from baton.logs import configure_logging
 from baton.metrics import configure_metrics, shutdown_metrics
-from baton.process import report_errors, run
+from baton.process import leave, report_errors, run
 from baton.telemetry import configure_tracing, shutdown_tracing
 from decode_worker.config import DecodeConfig
 from decode_worker.serve import serve
@@ -29,4 +29,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(report_errors(main))
+    leave(report_errors(main))

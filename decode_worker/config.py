@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.advertise import check_advertise
+from baton.drain import check_drain
 from baton.errors import ConfigError
 from baton.tls import TlsFiles
 from engine.config import EngineConfig
@@ -20,7 +21,8 @@ class DecodeConfig(EngineConfig):
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
     port: int = field(default=0, metadata={"help": "gRPC port; 0 picks a free one"})
     advertise: str = field(
-        default="", metadata={"help": "host:port to announce; empty announces the bound address"}
+        default="",
+        metadata={"help": "host:port to announce, with {port} and {name}; empty for the bound address"},
     )
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False, metadata={"help": "registry"})
     namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
@@ -43,7 +45,8 @@ class DecodeConfig(EngineConfig):
         default="xxh3", metadata={"help": "xxh3 or none: digest of KV frames; alike on all workers"}
     )
     drain_s: float = field(
-        default=5.0, metadata={"help": "time to clean up at shutdown; attempts end at once"}
+        default=30.0,
+        metadata={"help": "time for attempts to end at shutdown; other workers go on with the rest"},
     )
     trace_file: str = field(default="", metadata={"help": "append finished spans here as JSON lines"})
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
@@ -53,6 +56,7 @@ class DecodeConfig(EngineConfig):
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)
         check_advertise(self.host, self.advertise)
+        check_drain(self.drain_s)
         TlsFiles.of(self)
         check_checksum(self.kv_checksum)
         if self.arena_bytes < 0:

@@ -1,16 +1,19 @@
-"""What a decode worker tells its routers about itself, as messages: what it is, and how busy.
+"""What a decode worker tells its routers, as messages: what it is, how busy, and what becomes of attempts.
 
 Owns the translation only.
 """
 
 from __future__ import annotations
 
+from baton.errors import BatonError, to_failure
 from baton.v1 import common_pb2, decode_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionResponse
 from decode_worker.attempt import Attempt
 from engine.engine import Engine
 from engine.step_meter import StepLoad
+from kvtransfer.contract import Committed, Outcome
 from kvtransfer.prefill_times import write_prefill_times
+from kvtransfer.transports.grpc_codec import to_wire_reason
 
 
 def capacity(engine: Engine, *, transfer_address: str, pid: int) -> DecodeServiceSessionResponse:
@@ -35,13 +38,16 @@ def num_reservable_blocks(engine: Engine) -> int:
     return max(0, engine.pool.num_free - engine.scheduler.num_growth_blocks)
 
 
-def heartbeat(engine: Engine, *, num_leases: int, is_wedged: bool) -> DecodeServiceSessionResponse:
+def heartbeat(
+    engine: Engine, *, num_leases: int, is_wedged: bool, is_draining: bool
+) -> DecodeServiceSessionResponse:
     """How busy the worker is. num_leases: those whose KV has not been committed."""
     message = decode_service_pb2.DecodeWorkerHeartbeat(
         num_free_blocks=num_reservable_blocks(engine),
         num_running=engine.scheduler.num_running,
         num_leases=num_leases,
         is_wedged=is_wedged,
+        is_draining=is_draining,
         num_context_tokens=engine.scheduler.num_context_tokens,
         num_backlog_tokens=engine.scheduler.num_backlog_tokens,
     )
@@ -68,3 +74,29 @@ def prompt_computed(attempt: Attempt, sampled_at: float) -> DecodeServiceSession
         prefill=write_prefill_times(attempt.request, arrived_at=attempt.arrived_at, sampled_at=sampled_at),
     )
     return DecodeServiceSessionResponse(prompt_computed=message)
+
+
+def lease_outcome(attempt_id: bytes, outcome: Outcome) -> DecodeServiceSessionResponse:
+    """What the arbiter has decided about an attempt's KV."""
+    message = decode_service_pb2.LeaseOutcome(attempt_id=attempt_id)
+    if isinstance(outcome, Committed):
+        message.committed = True
+    else:
+        message.gone = to_wire_reason(outcome.reason)
+    return DecodeServiceSessionResponse(lease_outcome=message)
+
+
+def alone_step(attempt_id: bytes, *, ended: bool) -> DecodeServiceSessionResponse:
+    """A step that the attempt has to itself begins, or has ended."""
+    return DecodeServiceSessionResponse(alone_step=common_pb2.AloneStep(attempt_id=attempt_id, ended=ended))
+
+
+def preempted(attempt_id: bytes) -> DecodeServiceSessionResponse:
+    """The attempt has ended because others needed its blocks."""
+    return DecodeServiceSessionResponse(preempted=decode_service_pb2.Preempted(attempt_id=attempt_id))
+
+
+def failed(attempt_id: bytes, error: BatonError) -> DecodeServiceSessionResponse:
+    """The attempt has ended with an error."""
+    message = decode_service_pb2.DecodeFailed(attempt_id=attempt_id, failure=to_failure(error))
+    return DecodeServiceSessionResponse(failed=message)

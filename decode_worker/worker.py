@@ -10,29 +10,50 @@ import asyncio
 import random
 from functools import partial
 
-from baton.errors import BatonError, DeadlineExceeded, InternalError, PeerLost, Unavailable, to_failure
+from baton.drain import Drain
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    Draining,
+    InternalError,
+    PeerLost,
+    Unavailable,
+    to_failure,
+)
+from baton.health import WorkerHealth, WorkerLoad
 from baton.identity import Identity
-from baton.limits import Limits, blocks_needed
+from baton.limits import Limits
 from baton.logs import get_logger
 from baton.sessions import converse, first_message
 from baton.telemetry import start_span
 from baton.v1 import common_pb2, decode_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
 from decode_worker.attempt import Attempt, RouterSession
-from decode_worker.reports import capacity, heartbeat, num_reservable_blocks, prompt_computed, step_events
+from decode_worker.lease_clock import LeaseClock
+from decode_worker.reports import (
+    alone_step,
+    capacity,
+    failed,
+    heartbeat,
+    lease_outcome,
+    num_reservable_blocks,
+    preempted,
+    prompt_computed,
+    step_events,
+)
+from decode_worker.reservation import reserve_blocks
 from engine.engine import Engine
 from engine.events import ChunkComputed, Event, Preempted, RequestFailed, TokenSampled
 from engine.request import RequestStatus
 from engine.step_loop import StepLoop
 from engine.step_meter import StepLoad
 from kvtransfer.cache_feed import CacheFeed
-from kvtransfer.contract import Committed, FirstToken, GoneReason, Outcome
+from kvtransfer.contract import Committed, FirstToken, Gone, GoneReason
 from kvtransfer.lease_table import Lease, LeaseTable, Refusal
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sequence import read_sequence
 from kvtransfer.token_events import write_first_token, write_token
 from kvtransfer.transports.arena import Arena
-from kvtransfer.transports.grpc_codec import to_wire_reason
 from kvtransfer.transports.service import KvService
 
 log = get_logger(__name__)
@@ -78,7 +99,18 @@ class DecodeWorker:
         self._attempts: dict[bytes, Attempt] = {}
         self._cache_feed: CacheFeed[RouterSession] = CacheFeed(engine.pool, self._tell_cache)
         self._steps = StepLoop(engine.scheduler, engine.runner, self._on_step, self._announce_alone)
-        self._expiry: asyncio.TimerHandle | None = None
+        self._clock = LeaseClock(self._leases, partial(self._lost, reason=GoneReason.EXPIRED))
+        self._sessions: set[RouterSession] = set()
+        self._drain = Drain(
+            announce=self._announce_drain,
+            is_idle=lambda: not self._attempts,
+            hand_over=self._hand_over,
+            has_left=lambda: not self._sessions and engine.scheduler.fence is None,
+        )
+
+    def reachable_at(self, address: str) -> None:
+        """Says where prefill workers reach `transfers`: host:port."""
+        self.transfer_address = address
 
     async def run(self) -> None:
         """Runs steps until cancelled; a failing step ends the worker."""
@@ -108,6 +140,22 @@ class DecodeWorker:
             "refused_writes": self._leases.num_refused_writes,
         }
 
+    def load(self) -> WorkerLoad:
+        """How busy the worker is."""
+        return self._engine.load(num_attempts=len(self._attempts))
+
+    def health(self) -> WorkerHealth:
+        """Whether it takes requests, and makes progress."""
+        steps = self._steps
+        return WorkerHealth.of(steps.complaint, self._drain.complaint, is_alive=steps.is_alive)
+
+    async def drain(self, grace_s: float) -> None:
+        """Takes nothing new, decodes what it has for grace_s seconds, and hands over the rest.
+
+        Steps must go on meanwhile, and the server must not stop: what was reserved before is still to come.
+        """
+        await self._drain.run(grace_s)
+
     async def serve(self, session: RouterSession) -> None:
         """Holds one router's session until it ends; raises PeerLost or IncompatiblePeer."""
         incoming = aiter(session)
@@ -115,9 +163,12 @@ class DecodeWorker:
         self._identity.check(opening.hello)
         if self._steps.is_wedged:
             raise Unavailable("the device makes no progress; this worker takes no sessions until it does")
+        # A router that comes back has no attempt here any more: those ended with its last session.
+        self._drain.check()
         session.send(DecodeServiceSessionResponse(hello=self._identity.hello()))
         session.send(capacity(self._engine, transfer_address=self.transfer_address, pid=self._pid))
         self._cache_feed.join(session)
+        self._sessions.add(session)
         log.info("router joined", router=opening.hello.name)
         try:
             await converse(session, incoming, partial(self._receive, session), self._heartbeat)
@@ -125,6 +176,8 @@ class DecodeWorker:
             self._cache_feed.leave(session)
             for attempt in [a for a in self._attempts.values() if a.session is session]:
                 self._end(attempt)
+            self._sessions.discard(session)
+            self._drain.changed()
             log.info("router left", router=opening.hello.name)
 
     def _receive(self, session: RouterSession, message: DecodeServiceSessionRequest) -> None:
@@ -160,9 +213,10 @@ class DecodeWorker:
     def _grant(
         self, session: RouterSession, command: decode_service_pb2.ReserveCommand, now: float
     ) -> Lease[Attempt] | BatonError:
-        """Reserves blocks for the tokens there are and one more; what comes then is growth."""
+        """A lease for the tokens there are and one more, or why there is none."""
         sequence = command.sequence
         try:
+            self._drain.check()
             request = read_sequence(command.attempt_id, sequence, self._limits, now=now)
         except BatonError as error:
             return error
@@ -173,12 +227,13 @@ class DecodeWorker:
             request_id=sequence.request_id,
             traceparent=sequence.traceparent,
             arrived_at=now,
+            is_computing_prompt=command.compute_locally,
         )
-        lease = self._reserve_blocks(attempt, now, compute_locally=command.compute_locally)
+        lease = reserve_blocks(attempt, self._engine, self._leases, self._limits, now)
         if isinstance(lease, Refusal):
             return lease.error
         self._attempts[request.attempt_id] = attempt
-        self._watch_expiry()
+        self._clock.watch()
         if sequence.remaining_ms:
             attempt.deadline = asyncio.get_running_loop().call_later(
                 sequence.remaining_ms / 1000, self._fail, attempt, DeadlineExceeded("the deadline passed")
@@ -187,34 +242,11 @@ class DecodeWorker:
             self._engine.scheduler.prepare(request)
         return lease
 
-    def _reserve_blocks(
-        self, attempt: Attempt, now: float, *, compute_locally: bool
-    ) -> Lease[Attempt] | Refusal:
-        request, pool = attempt.request, self._engine.pool
-        in_all = self._limits.kv_tokens(request.num_prompt_tokens, request.params.max_tokens)
-        # Whoever computes leaves the last token, whose logits are wanted.
-        num_tokens = request.num_tokens - (1 if compute_locally else 0)
-        held = self._engine.scheduler.tables.lookup(request, num_tokens)
-        lease = self._leases.reserve(
-            request.attempt_id,
-            attempt,
-            num_blocks=blocks_needed(min(request.num_tokens + 1, in_all), pool.block_size),
-            num_blocks_in_all=blocks_needed(in_all, pool.block_size),
-            num_tokens=request.num_tokens,
-            held_block_ids=held,
-            watermark_blocks=self._engine.scheduler.num_growth_blocks,
-            now=now,
-        )
-        if isinstance(lease, Refusal):
-            pool.release(held)
-        return lease
-
     def _compute_locally(self, lease: Lease[Attempt], now: float) -> None:
         """Nothing will be transferred: the request joins, and computes what is not held."""
         self._leases.commit(lease, now)
         request = lease.payload.request
         self._take_blocks(lease)
-        lease.payload.is_computing_prompt = True
         request.rewind()
         request.num_computed_tokens = request.num_cached_tokens = lease.num_held_tokens
         self._join(lease.payload)
@@ -230,8 +262,7 @@ class DecodeWorker:
         attempt.span = start_span(
             "DECODING", parent=attempt.traceparent, attributes={"baton.request_id": attempt.request_id}
         )
-        outcome = decode_service_pb2.LeaseOutcome(attempt_id=attempt.attempt_id, committed=True)
-        self._send(attempt.session, DecodeServiceSessionResponse(lease_outcome=outcome))
+        self._send(attempt.session, lease_outcome(attempt.attempt_id, Committed()))
         if first_token is not None:
             # The router may have lost the prefill worker's own message; it drops what it knows already.
             repeated = write_first_token(attempt.attempt_id, first_token)
@@ -258,15 +289,13 @@ class DecodeWorker:
 
     def _lost(self, lease: Lease[Attempt], reason: GoneReason) -> None:
         """A lease ended without its router's doing: the router hears of it, and the attempt ends."""
-        gone = decode_service_pb2.LeaseOutcome(attempt_id=lease.attempt_id, gone=to_wire_reason(reason))
-        self._send(lease.payload.session, DecodeServiceSessionResponse(lease_outcome=gone))
+        self._send(lease.payload.session, lease_outcome(lease.attempt_id, Gone(reason)))
         self._end(lease.payload, reason)
 
     def _announce_alone(self, attempt_id: bytes, ended: bool) -> None:
         attempt = self._attempts.get(attempt_id)
         if attempt is not None:
-            step = common_pb2.AloneStep(attempt_id=attempt_id, ended=ended)
-            self._send(attempt.session, DecodeServiceSessionResponse(alone_step=step))
+            self._send(attempt.session, alone_step(attempt_id, ended=ended))
 
     def _on_step(self, events: list[Event]) -> None:
         by_session: dict[RouterSession, list[common_pb2.TokenEvent]] = {}
@@ -285,6 +314,7 @@ class DecodeWorker:
                 if event.request.is_finished:
                     self._end(attempt)
         self._send_tokens(by_session, load=self._steps.load)
+        self._drain.changed()
 
     def _tell_prompt(self, attempt: Attempt) -> None:
         if attempt.is_computing_prompt:
@@ -314,18 +344,16 @@ class DecodeWorker:
         outcome = self._leases.abort_if_uncommitted(attempt_id, now)
         if not isinstance(outcome, Committed) and attempt_id in self._attempts:
             self._end(self._attempts[attempt_id])
-        self._send(session, DecodeServiceSessionResponse(lease_outcome=_lease_outcome(attempt_id, outcome)))
+        self._send(session, lease_outcome(attempt_id, outcome))
 
     def _fail(self, attempt: Attempt, error: BatonError) -> None:
         if attempt.span is not None:
             attempt.span.fail(error)
-        failed = decode_service_pb2.DecodeFailed(attempt_id=attempt.attempt_id, failure=to_failure(error))
-        self._send(attempt.session, DecodeServiceSessionResponse(failed=failed))
+        self._send(attempt.session, failed(attempt.attempt_id, error))
         self._end(attempt)
 
     def _preempted(self, attempt: Attempt) -> None:
-        preempted = decode_service_pb2.Preempted(attempt_id=attempt.attempt_id)
-        self._send(attempt.session, DecodeServiceSessionResponse(preempted=preempted))
+        self._send(attempt.session, preempted(attempt.attempt_id))
         self._end(attempt)
 
     def _end(self, attempt: Attempt, reason: GoneReason = GoneReason.CANCELLED) -> None:
@@ -343,24 +371,15 @@ class DecodeWorker:
             attempt.span.set(**{"baton.num_output_tokens": attempt.request.num_output_tokens})
             attempt.span.end()
         self._steps.wake()
+        self._drain.changed()
 
-    def _watch_expiry(self) -> None:
-        deadline = self._leases.next_deadline()
-        if deadline is None:
-            return
-        if self._expiry is not None:
-            # A tombstone's deadline may be set while a new lease ends before it.
-            if self._expiry.when() <= deadline:
-                return
-            self._expiry.cancel()
-        self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
+    def _announce_drain(self) -> None:
+        for session in self._sessions:
+            self._send(session, self._heartbeat())
 
-    def _expire(self) -> None:
-        """Ends what no router renews any more. Fires at the earliest deadline; renewals may have moved it."""
-        self._expiry = None
-        for lease in self._leases.expire(asyncio.get_running_loop().time()):
-            self._lost(lease, GoneReason.EXPIRED)
-        self._watch_expiry()
+    def _hand_over(self, error: Draining) -> None:
+        for attempt in list(self._attempts.values()):
+            self._fail(attempt, error)
 
     def _send(self, session: RouterSession, message: DecodeServiceSessionResponse) -> None:
         """Sends unless the session has ended; serve() then ends its attempts."""
@@ -371,11 +390,8 @@ class DecodeWorker:
 
     def _heartbeat(self) -> DecodeServiceSessionResponse:
         return heartbeat(
-            self._engine, num_leases=self._leases.num_uncommitted, is_wedged=self._steps.is_wedged
+            self._engine,
+            num_leases=self._leases.num_uncommitted,
+            is_wedged=self._steps.is_wedged,
+            is_draining=self._drain.is_draining,
         )
-
-
-def _lease_outcome(attempt_id: bytes, outcome: Outcome) -> decode_service_pb2.LeaseOutcome:
-    if isinstance(outcome, Committed):
-        return decode_service_pb2.LeaseOutcome(attempt_id=attempt_id, committed=True)
-    return decode_service_pb2.LeaseOutcome(attempt_id=attempt_id, gone=to_wire_reason(outcome.reason))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from baton.errors import ConfigError, ModelError
 from baton.grammars import GrammarCompiler
+from baton.health import WorkerLoad
 from baton.logs import get_logger
 from baton.models import ModelDir
 from engine.block_pool import BlockPool
@@ -57,6 +58,16 @@ class Engine:
             pool, model.limits, config=config, eos_token_ids=model.eos_token_ids, grammars=grammars
         )
         return cls(runner=thread, cache=runner.cache, pool=pool, scheduler=scheduler, mask_pool=mask_pool)
+
+    def load(self, *, num_attempts: int) -> WorkerLoad:
+        """How busy it is. num_attempts: those that its worker holds, running or not."""
+        return WorkerLoad(
+            num_attempts=num_attempts,
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            num_free_blocks=self.pool.num_free,
+            num_blocks=self.cache.shape.num_blocks,
+        )
 
     async def close(self, timeout_s: float = CLOSE_S) -> None:
         """Ends the threads; one that is stuck for timeout_s seconds is left to the end of the process."""

@@ -50,15 +50,17 @@ class StepLoop:
 
     def wake(self) -> None:
         """Says that the scheduler may have work."""
+        self._watch.woken(self._now())
         self._work.set()
 
     async def run(self) -> None:
         """Runs steps until cancelled. A failing step ends the loop, and with it the worker."""
         loop = asyncio.get_running_loop()
-        self._scheduler.wake_by(lambda: loop.call_soon_threadsafe(self._work.set))
+        self._scheduler.wake_by(lambda: loop.call_soon_threadsafe(self.wake))
         while True:
             # Before anything looks: what comes from here on wakes the loop again.
             self._work.clear()
+            self._watch.looked()
             batch = self._scheduler.next_batch()
             if left := self._scheduler.take_left():
                 self._handle(left)
@@ -91,8 +93,21 @@ class StepLoop:
 
     @property
     def is_wedged(self) -> bool:
-        """Whether the step in flight has taken far longer than steps do; see engine/step_watch.py."""
+        """Whether the step in flight has taken far longer than steps do, or the loop leaves work alone.
+
+        See engine/step_watch.py.
+        """
         return self._watch.is_wedged(self._now())
+
+    @property
+    def is_alive(self) -> bool:
+        """False once it has been wedged for so long that nothing is to be expected any more."""
+        return not self._watch.is_given_up(self._now())
+
+    @property
+    def complaint(self) -> str:
+        """Why nothing should be asked of it now; empty while it makes progress."""
+        return "its steps make no progress" if self.is_wedged else ""
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from baton.ports import Session
-from baton.telemetry import Span
+from baton.telemetry import Span, start_span
 from baton.v1.prefill_service_pb2 import (
+    PrefillCommand,
     PrefillServiceSessionRequest,
     PrefillServiceSessionResponse,
 )
@@ -57,6 +58,36 @@ class Attempt:
     tail_s: float = 0.0
     result: TransferOutcome | None = None
     _stored: tuple[int, torch.cuda.Event | None] = (0, None)
+
+    @classmethod
+    def of(
+        cls, command: PrefillCommand, request: Request, session: RouterSession, session_id: int
+    ) -> Attempt:
+        """The attempt that a command asks for; its time here begins now. request: the command's sequence."""
+        loop = asyncio.get_running_loop()
+        sequence, target = command.sequence, command.target
+        return cls(
+            request=request,
+            num_kv_tokens=request.num_tokens,
+            ends_with_first_token=request.params.max_tokens == request.num_output_tokens + 1,
+            session=session,
+            session_id=session_id,
+            cost=command.cost_tokens,
+            target=TransferTarget(
+                lease_id=target.lease_id,
+                worker=target.worker,
+                incarnation=target.incarnation,
+                num_held_tokens=target.num_held_tokens,
+            ),
+            traceparent=sequence.traceparent,
+            arrived_at=loop.time(),
+            span=start_span(
+                "PREFILLING",
+                parent=sequence.traceparent,
+                attributes={"baton.request_id": sequence.request_id, "baton.num_tokens": request.num_tokens},
+            ),
+            first_token=loop.create_future(),
+        )
 
     @property
     def attempt_id(self) -> bytes:

@@ -61,6 +61,16 @@ class Pairs:
     def __len__(self) -> int:
         return len(self._pairs)
 
+    @property
+    def complaint(self) -> str:
+        """Why no prompt's KV could go anywhere; empty once one decode worker is reached and all are tried."""
+        states = [pair.state for pair in self._pairs.values()]
+        if any(state is None for state in states):
+            return "it is still pairing with a decode worker"
+        if not any(isinstance(state, Pairing) for state in states):
+            return "it is paired with no decode worker"
+        return ""
+
     def transport_to(self, incarnation: int) -> str:
         """Name of the transport to a decode worker; "none" while it cannot be reached."""
         pair = self._pairs.get(incarnation)

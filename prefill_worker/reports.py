@@ -7,7 +7,7 @@ Owns the translation only.
 from __future__ import annotations
 
 from baton.errors import BatonError, Cancelled, to_failure
-from baton.v1 import prefill_service_pb2
+from baton.v1 import common_pb2, prefill_service_pb2
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionResponse
 from engine.engine import Engine
 from kvtransfer.contract import Pairing
@@ -32,13 +32,14 @@ def capacity(engine: Engine, pid: int) -> PrefillServiceSessionResponse:
     return PrefillServiceSessionResponse(capacity=message)
 
 
-def heartbeat(engine: Engine, *, is_wedged: bool) -> PrefillServiceSessionResponse:
+def heartbeat(engine: Engine, *, is_wedged: bool, is_draining: bool) -> PrefillServiceSessionResponse:
     """How busy the worker is."""
     message = prefill_service_pb2.PrefillWorkerHeartbeat(
         num_free_blocks=engine.pool.num_free,
         num_running=engine.scheduler.num_running,
         num_waiting=engine.scheduler.num_waiting,
         is_wedged=is_wedged,
+        is_draining=is_draining,
         num_backlog_tokens=engine.scheduler.num_backlog_tokens,
     )
     return PrefillServiceSessionResponse(heartbeat=message)
@@ -98,3 +99,8 @@ def pair_status(incarnation: int, state: PairState) -> PrefillServiceSessionResp
     else:
         message.failure.CopyFrom(to_failure(state))
     return PrefillServiceSessionResponse(pair_status=message)
+
+
+def alone_step(attempt_id: bytes, *, ended: bool) -> PrefillServiceSessionResponse:
+    """A step that the attempt has to itself begins, or has ended."""
+    return PrefillServiceSessionResponse(alone_step=common_pb2.AloneStep(attempt_id=attempt_id, ended=ended))

@@ -13,16 +13,19 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING
 
+from baton.drain import Drain
 from baton.errors import (
     BatonError,
     Cancelled,
     DeadlineExceeded,
+    Draining,
     InternalError,
     KvTransferFailed,
     PeerLost,
     Unavailable,
     to_failure,
 )
+from baton.health import WorkerHealth, WorkerLoad
 from baton.identity import Identity
 from baton.limits import Limits
 from baton.logs import get_logger
@@ -32,10 +35,9 @@ from baton.v1 import common_pb2, prefill_service_pb2
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
 from engine.engine import Engine
 from engine.events import ChunkComputed, Event, RequestFailed, TokenSampled
-from engine.request import Request
 from engine.step_loop import StepLoop
 from kvtransfer.cache_feed import CacheFeed
-from kvtransfer.contract import FirstToken, Gone, Outcome, Peer, TransferTarget
+from kvtransfer.contract import FirstToken, Gone, Outcome, Peer
 from kvtransfer.metrics import SendMetrics
 from kvtransfer.sender import KvSender, KvSource
 from kvtransfer.sequence import read_sequence
@@ -43,7 +45,7 @@ from kvtransfer.token_events import write_prompt_logprobs, write_token
 from prefill_worker.attempt import Attempt, RouterSession
 from prefill_worker.credits import CreditChange, CreditTable
 from prefill_worker.pairs import Pairs, PairState
-from prefill_worker.reports import capacity, credit, ended, heartbeat, pair_status
+from prefill_worker.reports import alone_step, capacity, credit, ended, heartbeat, pair_status
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +88,14 @@ class PrefillWorker:
         self._steps = StepLoop(
             engine.scheduler, engine.runner, self._on_step, self._announce_alone, self._on_layers
         )
+        # Those of attempts that have ended as well, until they are done.
+        self._transfers: set[asyncio.Task[None]] = set()
+        self._drain = Drain(
+            announce=self._announce_drain,
+            is_idle=lambda: not self._attempts,
+            hand_over=self._hand_over,
+            has_left=lambda: not (self._sessions or self._transfers) and engine.scheduler.fence is None,
+        )
 
     async def run(self) -> None:
         """Runs steps until cancelled; a failing step ends the worker."""
@@ -109,6 +119,24 @@ class PrefillWorker:
         """Counts since the start, which only grow."""
         return self._sender.totals()
 
+    def load(self) -> WorkerLoad:
+        """How busy the worker is."""
+        return self._engine.load(num_attempts=len(self._attempts))
+
+    def health(self) -> WorkerHealth:
+        """Whether it takes requests, and makes progress."""
+        steps = self._steps
+        return WorkerHealth.of(
+            steps.complaint, self._drain.complaint, self._pairs.complaint, is_alive=steps.is_alive
+        )
+
+    async def drain(self, grace_s: float) -> None:
+        """Takes nothing new, computes and commits what it has for grace_s seconds, and hands over the rest.
+
+        Steps must go on meanwhile, and pairs must stand.
+        """
+        await self._drain.run(grace_s)
+
     async def serve(self, session: RouterSession) -> None:
         """Holds one router's session until it ends; raises PeerLost or IncompatiblePeer."""
         incoming = aiter(session)
@@ -116,6 +144,8 @@ class PrefillWorker:
         self._identity.check(opening.hello)
         if self._steps.is_wedged:
             raise Unavailable("the device makes no progress; this worker takes no sessions until it does")
+        # A router that comes back has no attempt here any more: those ended with its last session.
+        self._drain.check()
         session.send(PrefillServiceSessionResponse(hello=self._identity.hello()))
         session.send(capacity(self._engine, self._pid))
         self._cache_feed.join(session)
@@ -132,6 +162,7 @@ class PrefillWorker:
                 self._end(attempt, Cancelled("the router's session ended"))
             self._tell(self._credits.leave(session_id))
             self._pairs.leave(session_id)
+            self._drain.changed()
             log.info("router left", router=opening.hello.name)
 
     def _receive(
@@ -162,6 +193,7 @@ class PrefillWorker:
     ) -> None:
         self._credits.spend(session_id, command.cost_tokens)
         try:
+            self._drain.check()
             if command.attempt_id in self._attempts:
                 raise InternalError("the attempt is here already")
             request = read_sequence(
@@ -177,50 +209,18 @@ class PrefillWorker:
             ended = prefill_service_pb2.PrefillEnded(attempt_id=command.attempt_id, failure=to_failure(error))
             session.send(PrefillServiceSessionResponse(ended=ended))
             return
-        self._attempts[request.attempt_id] = self._new_attempt(session, session_id, command, request)
+        attempt = self._attempts[request.attempt_id] = Attempt.of(command, request, session, session_id)
+        if command.sequence.remaining_ms:
+            late = DeadlineExceeded("the deadline passed while the prompt was computed")
+            attempt.deadline = asyncio.get_running_loop().call_later(
+                command.sequence.remaining_ms / 1000, self._end, attempt, late
+            )
         self._steps.wake()
-
-    def _new_attempt(
-        self,
-        session: RouterSession,
-        session_id: int,
-        command: prefill_service_pb2.PrefillCommand,
-        request: Request,
-    ) -> Attempt:
-        loop = asyncio.get_running_loop()
-        sequence, target = command.sequence, command.target
-        attempt = Attempt(
-            request=request,
-            num_kv_tokens=request.num_tokens,
-            ends_with_first_token=request.params.max_tokens == request.num_output_tokens + 1,
-            session=session,
-            session_id=session_id,
-            cost=command.cost_tokens,
-            target=TransferTarget(
-                lease_id=target.lease_id,
-                worker=target.worker,
-                incarnation=target.incarnation,
-                num_held_tokens=target.num_held_tokens,
-            ),
-            traceparent=sequence.traceparent,
-            arrived_at=loop.time(),
-            span=start_span(
-                "PREFILLING",
-                parent=sequence.traceparent,
-                attributes={"baton.request_id": sequence.request_id, "baton.num_tokens": request.num_tokens},
-            ),
-            first_token=loop.create_future(),
-        )
-        if sequence.remaining_ms:
-            error = DeadlineExceeded("the deadline passed while the prompt was computed")
-            attempt.deadline = loop.call_later(sequence.remaining_ms / 1000, self._end, attempt, error)
-        return attempt
 
     def _announce_alone(self, attempt_id: bytes, ended: bool) -> None:
         attempt = self._attempts.get(attempt_id)
         if attempt is not None:
-            step = common_pb2.AloneStep(attempt_id=attempt_id, ended=ended)
-            self._send(attempt.session, PrefillServiceSessionResponse(alone_step=step))
+            self._send(attempt.session, alone_step(attempt_id, ended=ended))
 
     def _on_step(self, events: list[Event]) -> None:
         for event in events:
@@ -234,6 +234,7 @@ class PrefillWorker:
                     self._token_sampled(attempt, event)
                 case RequestFailed():
                     self._end(attempt, event.error)
+        self._drain.changed()
 
     def _send_prompt_logprobs(self, attempt: Attempt, event: ChunkComputed | TokenSampled) -> None:
         if event.prompt_logprobs is not None:
@@ -265,6 +266,8 @@ class PrefillWorker:
             attempt.task = asyncio.create_task(
                 self._transfer(attempt, source), name=f"transfer-{attempt.attempt_id.hex()[:8]}"
             )
+            self._transfers.add(attempt.task)
+            attempt.task.add_done_callback(self._transferred)
         return True
 
     def _token_sampled(self, attempt: Attempt, event: TokenSampled) -> None:
@@ -332,6 +335,19 @@ class PrefillWorker:
         attempt.span.end()
         self._send(attempt.session, ended(attempt, error))
         self._release_blocks(attempt)
+        self._drain.changed()
+
+    def _transferred(self, task: asyncio.Task[None]) -> None:
+        self._transfers.discard(task)
+        self._drain.changed()
+
+    def _announce_drain(self) -> None:
+        for session in self._sessions.values():
+            self._send(session, self._heartbeat())
+
+    def _hand_over(self, error: Draining) -> None:
+        for attempt in list(self._attempts.values()):
+            self._end(attempt, error)
 
     def _release_blocks(self, attempt: Attempt) -> None:
         """Frees the blocks once nobody reads them: a transfer by its end, a step in flight by its fence."""
@@ -374,7 +390,7 @@ class PrefillWorker:
             log.debug("event not sent", router=session.peer, reason=error.message)
 
     def _heartbeat(self) -> PrefillServiceSessionResponse:
-        return heartbeat(self._engine, is_wedged=self._steps.is_wedged)
+        return heartbeat(self._engine, is_wedged=self._steps.is_wedged, is_draining=self._drain.is_draining)
 
 
 def _objection(outcome: Outcome, worker: str) -> KvTransferFailed | None:

@@ -27,6 +27,7 @@ from router.admin import RouterAdminServicer
 from router.config import RouterConfig
 from router.core import RouterCore
 from router.dial import decode_dialer, prefill_dialer
+from router.fleet import Fleet
 from router.grammars import GrammarCheck
 from router.metrics import RouterMetrics
 from router.service import InferenceServicer
@@ -75,18 +76,19 @@ async def _serve(
         admin = RouterAdminServicer(core=core, model=model.name, inference=inference)
         sync = RateSync(limits, usage, rng=rng, wall=time.time)
         try:
-            await _run(config, stop, [core.fleet.run(), sync.run()], inference, admin)
+            await _run(core, stop, [core.fleet.run(), sync.run()], inference, admin)
         finally:
             core.close()
 
 
 async def _run(
-    config: RouterConfig,
+    core: RouterCore,
     stop: asyncio.Event,
     services: Sequence[Awaitable[None]],
     inference: InferenceServicer,
     admin: RouterAdminServicer,
 ) -> None:
+    config = core.config
     public = Registration(
         name="baton.v1.InferenceService", add=partial(add_InferenceServiceServicer_to_server, inference)
     )
@@ -96,18 +98,34 @@ async def _run(
     tls = config.tls
     async with (
         await RpcServer.start(
-            [public], host=config.host, port=config.port, credentials=tls.public_server_credentials()
+            [public],
+            host=config.host,
+            port=config.port,
+            credentials=tls.public_server_credentials(),
+            # Room to refuse requests in our own words, and for calls that are not requests.
+            max_calls=2 * config.max_requests,
         ) as server,
         await RpcServer.start(
             [private], host=config.admin_host, port=config.admin_port, credentials=tls.server_credentials()
         ) as admin_server,
     ):
-        await server.set_serving(True)
-        await admin_server.set_serving(True)
+        await admin_server.set_health(ready=True)
         write_ready_file(
             config.ready_file, address=server.address, admin_address=admin_server.address, pid=os.getpid()
         )
-        await run_until(stop, *services, drain=partial(server.stop, config.drain_s))
+        await run_until(
+            stop,
+            *services,
+            _be_ready(core.fleet, server),
+            drain=partial(inference.handover.drain, server.stop, config.drain_s),
+        )
+
+
+async def _be_ready(fleet: Fleet, server: RpcServer) -> None:
+    """Ready from the first time that requests can be served: later losses of workers are waited for."""
+    await fleet.completed()
+    await server.set_health(ready=True)
+    await asyncio.Event().wait()
 
 
 def main() -> int:

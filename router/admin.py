@@ -58,7 +58,7 @@ class RouterAdminServicer(LedgerServicer):
         return admin_service_pb2.GetClusterStatusResponse(
             router=self._config.name,
             model=self._model,
-            workers=[link.status() for link in self._fleet.links],
+            workers=[link.status() for link in self._fleet.shown_links],
             buckets=buckets,
             num_requests=self._inference.num_requests,
             dashboard_url=self._config.dashboard_url,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from baton.errors import BatonError, InternalError, KvTransferFailed, Unavailable, from_failure
+from baton.errors import BatonError, Draining, InternalError, KvTransferFailed, Unavailable, from_failure
 from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest
@@ -79,9 +79,10 @@ class Attempt:
         # KV is there, or as it computes the prompt itself.
         self._prefill_done = assignment.prefill is None
         self._committed = False
+        self._handed_over: Draining | None = None
 
     async def run(self) -> None:
-        """Runs to the last token; raises what ends the attempt before, GaveWay among it."""
+        """Runs to the last token; raises what ends the attempt before, GaveWay and Draining among it."""
         # Made once for both workers: a long one takes its time.
         sequence = self._owner.sequence()
         lease = await self._reserve(sequence)
@@ -199,7 +200,8 @@ class Attempt:
             case decode_service_pb2.LeaseOutcome():
                 if not event.HasField("committed"):
                     reason = common_pb2.GoneReason.Name(event.gone).removeprefix("GONE_REASON_")
-                    raise KvTransferFailed(f"the lease at {decode.name} is gone: {reason}")
+                    lost = KvTransferFailed(f"the lease at {decode.name} is gone: {reason}")
+                    raise self._handed_over or lost
                 self._committed = True
                 if self._assignment.prefill is not None:
                     self._kv_is_there()
@@ -220,5 +222,7 @@ class Attempt:
         """Before the commit is known of, only the decode worker can tell whether it happened."""
         if not isinstance(error, Unavailable):
             raise error
+        if isinstance(error, Draining):
+            self._handed_over = error
         command = decode_service_pb2.AbortIfUncommittedCommand(attempt_id=self._inbox.attempt_id)
         self._assignment.decode.send(DecodeServiceSessionRequest(abort_if_uncommitted=command))

@@ -73,7 +73,7 @@ class RouterConfig:
     )
     reserve_timeout_s: float = field(default=2.0, metadata={"help": "longest wait for a reservation"})
     resume_wait_s: float = field(
-        default=1.0, metadata={"help": "how long a request waits for another worker after one died"}
+        default=10.0, metadata={"help": "how long a request waits for another worker after one died"}
     )
     max_attempts: int = field(
         default=8, metadata={"help": "attempts in a row without committed KV before a request fails"}
@@ -82,7 +82,9 @@ class RouterConfig:
     write_timeout_s: float = field(
         default=30.0, metadata={"help": "a client that reads nothing for this long is cut off"}
     )
-    drain_s: float = field(default=5.0, metadata={"help": "grace for running requests at shutdown"})
+    drain_s: float = field(
+        default=30.0, metadata={"help": "grace for running requests at shutdown; the rest goes on elsewhere"}
+    )
     dashboard_url: str = field(default="", metadata={"help": "address of the Ray dashboard, for status"})
     trace_file: str = field(default="", metadata={"help": "append finished spans here as JSON lines"})
     decision_log: str = field(

@@ -67,6 +67,10 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
         return self.is_ready and self.blocks_for(kv_tokens) <= self._capacity.num_blocks
 
     @property
+    def _is_idle(self) -> bool:
+        return not self._inboxes and not len(self._own)
+
+    @property
     def num_decoding(self) -> int:
         """Requests that decode there, or will once their KV is there."""
         return self._num_foreign + len(self._own)
@@ -193,6 +197,7 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
                 self._asked.pop(message.reserve_result.attempt_id, None)
                 self._report(message.reserve_result.num_free_blocks, before=before)
                 self._deliver(message.reserve_result.attempt_id, message.reserve_result)
+                self._check_draining(message.reserve_result.refusal.failure)
             case "lease_outcome":
                 if message.lease_outcome.HasField("committed"):
                     self._own.committed(message.lease_outcome.attempt_id)
@@ -200,6 +205,7 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
             case "failed":
                 self._deliver(message.failed.attempt_id, message.failed)
                 self._over(message.failed.attempt_id)
+                self._check_draining(message.failed.failure)
                 self._listener.changed()
             case "preempted":
                 self._deliver(message.preempted.attempt_id, message.preempted)
@@ -238,6 +244,8 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
     def _beat(self, load: decode_service_pb2.DecodeWorkerHeartbeat) -> None:
         self._load = load
         self._check_progress(load.is_wedged)
+        if load.is_draining:
+            self.drain()
         before = self._num_foreign
         self._num_foreign = max(0, load.num_running - self._own.num_decoding)
         self._num_foreign_tokens = max(0, load.num_context_tokens - self._own.num_decoding_tokens)

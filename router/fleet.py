@@ -2,8 +2,9 @@
 
 The registry only ever adds candidates. A link ends when its session does; it is
 dialled again, with growing and jittered pauses, for as long as the registry
-still announces that incarnation. Prefill and decode workers that are connected are
-introduced to each other, as KV may go to nobody else.
+still announces that incarnation, unless it drains: who leaves is left alone.
+Prefill and decode workers that are connected are introduced to each other, as KV may
+go to nobody else.
 """
 
 from __future__ import annotations
@@ -59,12 +60,25 @@ class Fleet:
         self._on_change = on_change
         self._announced: dict[int, WorkerInfo] = {}
         self._links: dict[int, WorkerLink[Any, Any]] = {}
+        # Those that have a session or are to have one.
+        self._held: set[int] = set()
+        self._was_complete = asyncio.Event()
         self._present: tuple[list[PrefillLink], list[DecodeLink]] | None = None
 
     @property
     def links(self) -> list[WorkerLink[Any, Any]]:
         """All links, by name."""
         return sorted(self._links.values(), key=lambda link: link.name)
+
+    @property
+    def shown_links(self) -> list[WorkerLink[Any, Any]]:
+        """All links but those to processes that are gone and back, under the same name, as another one."""
+        back = {(link.role, link.name) for link in self._links.values() if link.is_connected}
+        return [
+            link
+            for link in self.links
+            if link.is_connected or link.state == "refused" or (link.role, link.name) not in back
+        ]
 
     def prefill_links(self) -> list[PrefillLink]:
         """Prefill workers that take requests. Not to be changed."""
@@ -74,10 +88,10 @@ class Fleet:
         """Decode workers that take requests. Not to be changed."""
         return self._sorted_out()[1]
 
-    def is_ready(self, incarnation: int) -> bool:
-        """Whether that very process takes requests."""
+    def is_alive(self, incarnation: int) -> bool:
+        """Whether that very process is connected, or has left as it said."""
         link = self._links.get(incarnation)
-        return link is not None and link.is_ready
+        return link is not None and link.state in ("ready", "draining")
 
     def is_announced(self, incarnation: int) -> bool:
         """Whether the registry, when it was last heard, knew that very process."""
@@ -93,6 +107,10 @@ class Fleet:
             for prefill in self.prefill_links()
             for decode in self.decode_links()
         )
+
+    async def completed(self) -> None:
+        """Returns once the fleet has been complete for the first time."""
+        await self._was_complete.wait()
 
     @property
     def is_staffed(self) -> bool:
@@ -120,18 +138,23 @@ class Fleet:
         async with asyncio.TaskGroup() as group:
             async for infos in self._registry.watch():
                 self._announced = {info.incarnation: info for info in infos}
-                self._forget_refused()
+                self._forget_unannounced()
                 for info in infos:
                     link = self._links.get(info.incarnation)
                     if link is None:
-                        self._links[info.incarnation] = self._new_link(info)
-                        group.create_task(self._hold(info.incarnation), name=f"link-{info.name}")
+                        link = self._links[info.incarnation] = self._new_link(info)
+                        if not link.is_draining:
+                            self._held.add(info.incarnation)
+                            group.create_task(self._hold(info.incarnation), name=f"link-{info.name}")
                     elif link.info != info:
-                        link.info, self._present = info, None
+                        link.announced(info)
+                        self._present = None
                         self.changed()
 
     def changed(self) -> None:
         """A worker's capacity or state may have changed."""
+        if not self._was_complete.is_set() and self.is_complete:
+            self._was_complete.set()
         self._on_change()
 
     def met(self) -> None:
@@ -159,30 +182,38 @@ class Fleet:
         return self._present
 
     async def _hold(self, incarnation: int) -> None:
-        pause_s = FIRST_PAUSE_S
+        """Holds sessions with a worker until it is not to be dialled any more."""
+        pause_s, is_known_lost = FIRST_PAUSE_S, False
         while True:
             link = self._links[incarnation]
-            await link.run()
+            await link.run(is_known_lost=is_known_lost)
+            is_known_lost = True
             if link.was_ready:
                 pause_s = FIRST_PAUSE_S
-            if link.state == "refused" or incarnation not in self._announced:
+            if not self._is_wanted(link):
                 break
             await asyncio.sleep(self._rng.uniform(0, pause_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            if incarnation not in self._announced:
+            if not self._is_wanted(link):
                 break
             self._links[incarnation] = self._new_link(self._announced[incarnation])
-        if link.state != "refused":
-            del self._links[incarnation]
-            self._present = None
-            self._observer.forgotten(incarnation)
-            log.info("worker forgotten", worker=link.name)
+            # For operators it is lost, and why, until it answers.
+            self._links[incarnation].state, self._links[incarnation].reason = link.state, link.reason
+        self._held.remove(incarnation)
+        self._forget_unannounced()
 
-    def _forget_refused(self) -> None:
-        """A refused worker is shown for as long as it is announced; it has to restart to be asked again."""
+    def _is_wanted(self, link: WorkerLink[Any, Any]) -> bool:
+        """Whether a worker whose session has ended is to be dialled again; a refused one has to restart."""
+        return link.state != "refused" and not link.is_draining and link.incarnation in self._announced
+
+    def _forget_unannounced(self) -> None:
+        """A worker that is not dialled any more is shown for as long as it is announced."""
         for incarnation, link in list(self._links.items()):
-            if link.state == "refused" and incarnation not in self._announced:
+            if incarnation not in self._announced and incarnation not in self._held:
                 del self._links[incarnation]
+                self._present = None
+                self._observer.forgotten(incarnation)
+                log.info("worker forgotten", worker=link.name)
 
     def _new_link(self, info: WorkerInfo) -> WorkerLink[Any, Any]:
         if info.role == "prefill":

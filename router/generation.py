@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from baton.errors import (
     BatonError,
     DeadlineExceeded,
+    Draining,
     InternalError,
     InvalidRequest,
     Overloaded,
@@ -148,6 +149,10 @@ class Generation:
             except GaveWay:
                 # Back to its old place in line; its worker keeps what it can of its KV.
                 self._timeline.num_preemptions += 1
+            except Draining as handover:
+                # Likewise. Who leaves is not asked again: that is known before its attempts hear of it.
+                self._timeline.num_handovers += 1
+                log.info("attempt handed over", request_id=self.request.request_id, reason=handover.message)
             except Overloaded as refusal:
                 if not self._timeline.was_dispatched:
                     raise
@@ -263,11 +268,16 @@ class Generation:
         """Tells the breakers how the attempt went, and makes a failed pair the last choice for this request.
 
         A failure counts against both workers: which of the two it was shows in their next attempts, with
-        others. Errors of the request or its client count against nobody; an answer that was stopped is good.
+        others. Errors of the request or its client count against nobody, nor that a worker leaves; an answer
+        that was stopped is good.
         """
         links = assignment.links
         try:
             yield
+        except Draining:
+            for link in links:
+                link.breaker.ended()
+            raise
         except Unavailable:
             self._avoid |= {link.info.incarnation for link in links}
             now = asyncio.get_running_loop().time()

@@ -2,16 +2,19 @@
 
 Owns the session and the attempts in flight on it. Subclasses know the messages
 of their role; this class knows that a session ends in exactly one way: every
-attempt on it hears LinkLost.
+attempt on it hears LinkLost. A worker that drains is left once no attempt is there,
+so that nobody hears of that end.
 """
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from baton.errors import BatonError, IncompatiblePeer, PeerLost
+from baton.errors import BatonError, Draining, IncompatiblePeer, PeerLost
 from baton.identity import Identity
 from baton.logs import get_logger
 from baton.ports import Dialer, Session, WorkerInfo
@@ -78,7 +81,8 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         self.info = info
         # The process it is, for as long as the link lives; placement asks for it again and again.
         self.incarnation = info.incarnation
-        self.state = "connecting"
+        self.is_draining = info.draining
+        self.state = "draining" if info.draining else "connecting"
         self.reason = ""
         self.was_ready = False
         self.turn = 0.0
@@ -89,6 +93,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         self._observer = observer
         self._session: Session[SendT, RecvT] | None = None
         self._inboxes: dict[bytes, Inbox] = {}
+        self._leaving = asyncio.Event()
 
     @property
     def name(self) -> str:
@@ -102,12 +107,12 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
     @property
     def is_connected(self) -> bool:
         """Whether there is a session with the worker, which may be draining."""
-        return self.state == "ready"
+        return self._session is not None and self.state in ("ready", "draining")
 
     @property
     def is_ready(self) -> bool:
         """Whether the worker takes new requests."""
-        return self.is_connected and not self.info.draining
+        return self.state == "ready"
 
     @property
     def num_attempts(self) -> int:
@@ -117,7 +122,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
     def send(self, message: SendT) -> None:
         """Sends a command; raises PeerLost if there is no session."""
         if self._session is None:
-            raise PeerLost(f"{self.name} is not connected")
+            raise self._not_connected()
         try:
             self._session.send(message)
         except PeerLost:
@@ -127,31 +132,67 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
             raise
 
     def attach(self, inbox: Inbox) -> None:
-        """Lets an attempt hear this worker's events; raises PeerLost if there is no session."""
+        """Lets an attempt hear this worker's events.
+
+        Raises PeerLost if there is no session, Draining if that is so because the worker has left.
+        """
         if self._session is None:
-            raise PeerLost(f"{self.name} is not connected")
+            raise Draining(f"{self.name} has left") if self.is_draining else self._not_connected()
         self._inboxes[inbox.attempt_id] = inbox
 
     def detach(self, attempt_id: bytes) -> None:
         """Ends the attempt here and tells the worker, if it is still there. Idempotent."""
-        if self._inboxes.pop(attempt_id, None) is None or self._session is None:
-            return
-        # A session that ended has ended its attempts at the worker as well.
-        with suppress(PeerLost):
-            self._session.send(self._cancel_message(attempt_id))
+        if self._inboxes.pop(attempt_id, None) is not None and self._session is not None:
+            # A session that ended has ended its attempts at the worker as well.
+            with suppress(PeerLost):
+                self._session.send(self._cancel_message(attempt_id))
+        self._leave_if_idle()
 
-    async def run(self) -> None:
-        """Holds one session from dial to loss. Returns when it is over; raises only on defects."""
+    def announced(self, info: WorkerInfo) -> None:
+        """The registry says something new of the worker."""
+        self.info = info
+        if info.draining:
+            self.drain()
+
+    def drain(self) -> None:
+        """The worker leaves: it gets nothing new, and is left with its last attempt. Idempotent."""
+        if self.is_draining:
+            return
+        self.is_draining = True
+        if self.state in ("connecting", "ready"):
+            self.state = "draining"
+        log.info("worker drains", worker=self.name, attempts=self.num_attempts)
+        self._listener.met()
+        self._listener.changed()
+        self._leave_if_idle()
+
+    async def run(self, *, is_known_lost: bool = False) -> None:
+        """Holds one session from dial to its end. Returns when it is over; raises only on defects.
+
+        is_known_lost: whether it was told already that the worker does not answer.
+        """
         try:
             await self._hold_session()
+            log.info("worker left", worker=self.name)
         except IncompatiblePeer as error:
             self.state, self.reason = "refused", error.message
             log.warning("worker refused", worker=self.name, field=error.field, reason=error.message)
         except BatonError as error:
-            self.reason = error.message
-            log.warning("worker lost", worker=self.name, reason=self.reason)
+            self._ended(error, is_known_lost=is_known_lost)
         finally:
             self._lose()
+
+    def _ended(self, error: BatonError, *, is_known_lost: bool) -> None:
+        """The worker has ended the session, or takes none, or does not answer."""
+        if isinstance(error, Draining):
+            self.drain()
+        if self.is_draining and self._is_idle:
+            self.state = "draining"
+            log.info("worker left", worker=self.name)
+            return
+        self.state, self.reason = "lost", error.message
+        tell = log.debug if is_known_lost and not self.was_ready else log.warning
+        tell("worker lost", worker=self.name, reason=self.reason)
 
     async def _hold_session(self) -> None:
         async with self._dialer.open(self.info) as session:
@@ -159,12 +200,46 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
             incoming = aiter(session)
             self._check(self._read_hello(await first_message(incoming, self.name)))
             self._read_capacity(await first_message(incoming, self.name))
-            self._session, self.state, self.was_ready = session, "ready", True
+            self._session, self.reason, self.was_ready = session, "", True
+            self.state = "draining" if self.is_draining else "ready"
             log.info("worker ready", worker=self.name, incarnation=f"{self.info.incarnation:016x}")
             self._observer.joined(self)
             self._listener.met()
             self._listener.changed()
-            await converse(session, incoming, self._receive, self._heartbeat_message)
+            self._leave_if_idle()
+            await self._converse(session, incoming)
+
+    async def _converse(self, session: Session[SendT, RecvT], incoming: AsyncIterator[RecvT]) -> None:
+        """Until the session ends, or is left from this side."""
+        talking = asyncio.ensure_future(converse(session, incoming, self._hear, self._heartbeat_message))
+        leaving = asyncio.ensure_future(self._leaving.wait())
+        try:
+            await asyncio.wait((talking, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if talking.done():
+                talking.result()
+        finally:
+            talking.cancel()
+            leaving.cancel()
+            # One that is left may break at the same moment, which says nothing new.
+            await asyncio.gather(talking, leaving, return_exceptions=True)
+
+    def _hear(self, message: RecvT) -> None:
+        self._receive(message)
+        self._leave_if_idle()
+
+    def _leave_if_idle(self) -> None:
+        """Ends the session with a worker that drains once no attempt is there and none is on its way."""
+        if self.is_draining and self._session is not None and self._is_idle:
+            self._session = None
+            self._leaving.set()
+
+    def _check_draining(self, failure: common_pb2.Failure) -> None:
+        """A worker that hands an attempt over, or refuses one, because it leaves, gets no other."""
+        if failure.code == Draining.code:
+            self.drain()
+
+    def _not_connected(self) -> PeerLost:
+        return PeerLost(f"{self.name} is not connected")
 
     def _check(self, hello: common_pb2.Hello) -> None:
         if hello.incarnation != self.info.incarnation:
@@ -180,7 +255,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
 
     def _lose(self) -> None:
         self._session = None
-        if self.state != "refused":
+        if self.state in ("connecting", "ready"):
             self.state = "lost"
         inboxes, self._inboxes = self._inboxes, {}
         error = PeerLost(f"{self.name} was lost: {self.reason or 'the router is stopping'}")
@@ -214,6 +289,11 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
     def max_batch_tokens(self) -> int:
         """Most tokens of one step."""
         return self._capacity.max_batch_tokens
+
+    @property
+    @abstractmethod
+    def _is_idle(self) -> bool:
+        """Whether no attempt is at the worker or on its way to it."""
 
     @abstractmethod
     def status(self) -> admin_service_pb2.WorkerStatus:

@@ -54,6 +54,10 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         self._pairs: dict[int, admin_service_pb2.PairState] = {}
 
     @property
+    def _is_idle(self) -> bool:
+        return not self._inboxes and not self._backlog.num_blocks
+
+    @property
     def spent(self) -> int:
         """Credit that attempts hold, in tokens."""
         return sum(self._costs.values())
@@ -110,11 +114,12 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
         self.credit += self._costs.pop(attempt_id, 0)
         self._backlog.ended(attempt_id)
         self._listener.changed()
+        self._leave_if_idle()
 
     def detach(self, attempt_id: bytes) -> None:
         """Ends the attempt here and at the worker. Idempotent."""
-        super().detach(attempt_id)
         self._backlog.ended(attempt_id)
+        super().detach(attempt_id)
 
     def introduce(self, present: Mapping[int, prefill_service_pb2.PairCommand]) -> None:
         """Tells the worker which decode workers have come, and which have gone, since it was last told.
@@ -199,6 +204,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
                 self._inboxes.pop(message.ended.attempt_id, None)
                 self._backlog.ended(message.ended.attempt_id)
                 self._costs.pop(message.ended.attempt_id, None)
+                self._check_draining(message.ended.failure)
                 # Its blocks are free; what it cost may have been the worker's again since its token.
                 self._listener.changed()
             case "credit_grant":
@@ -224,6 +230,8 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
     def _report(self, load: prefill_service_pb2.PrefillWorkerHeartbeat) -> None:
         self._load = load
         self._check_progress(load.is_wedged)
+        if load.is_draining:
+            self.drain()
         used, before = self._capacity.num_blocks - load.num_free_blocks, self._num_foreign_blocks
         self._num_foreign_blocks = max(0, used - self._backlog.num_blocks)
         if self._num_foreign_blocks < before:
@@ -245,6 +253,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
             return
         self._untold.discard(status.incarnation)
         pair.transport, pair.reason = status.transport, status.failure.message or status.note
+        pair.code = status.failure.code
         self._listener.changed()
 
     def _settle(self, attempt_id: bytes) -> None:

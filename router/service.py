@@ -24,6 +24,7 @@ from router.decode_link import DecodeLink
 from router.fanout import Fanout
 from router.generation import Generation
 from router.grammars import GrammarCheck
+from router.handover import Handover
 from router.placing.prompt_keys import PromptKeys
 from router.request import GenerationRequest, PromptRequest, RequestReader
 from router.tenancy.rate_limits import RateLimits
@@ -43,6 +44,7 @@ class InferenceServicer(InferenceServiceServicer):
     answers to a prompt.
 
     core: what serves them.  tenants, limits: whose requests are taken, and how many; by default all are.
+    handover: ends the answers that still run as the router leaves.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class InferenceServicer(InferenceServiceServicer):
         limits: RateLimits | None = None,
     ) -> None:
         self.num_requests = 0
+        self.handover = Handover()
         config = core.config
         self._core = core
         self._config = config
@@ -84,25 +87,31 @@ class InferenceServicer(InferenceServiceServicer):
         span = start_span(ROOT_SPAN, parent=_traceparent(context))
         self.num_requests += 1
         try:
-            self._check_room()
-            tenant = self._tenants.of(context.invocation_metadata())
-            remaining_s = context.time_remaining()
-            validated = await self._reader.read(
-                request,
-                tenant=tenant,
-                arrived_at=arrived_at,
-                deadline_at=None if remaining_s is None else arrived_at + remaining_s,
-                traceparent=span.traceparent,
-            )
-            span.set(**{"baton.request_id": validated.first.request_id})
-            self._charge(tenant, arrived_at, len(validated.first.prompt_token_ids))
-            await self._answer(validated, tenant, span, context)
+            async with self.handover.covering():
+                await self._generate(request, context, span, arrived_at)
         except BatonError as error:
             span.fail(error)
             raise
         finally:
             self.num_requests -= 1
             span.end()
+
+    async def _generate(
+        self, request: GenerateRequest, context: Context, span: Span, arrived_at: float
+    ) -> None:
+        self._check_room()
+        tenant = self._tenants.of(context.invocation_metadata())
+        remaining_s = context.time_remaining()
+        validated = await self._reader.read(
+            request,
+            tenant=tenant,
+            arrived_at=arrived_at,
+            deadline_at=None if remaining_s is None else arrived_at + remaining_s,
+            traceparent=span.traceparent,
+        )
+        span.set(**{"baton.request_id": validated.first.request_id})
+        self._charge(tenant, arrived_at, len(validated.first.prompt_token_ids))
+        await self._answer(validated, tenant, span, context)
 
     def _check_room(self) -> None:
         """Raises Overloaded if too many requests are in flight, this one among them."""
@@ -236,7 +245,7 @@ class InferenceServicer(InferenceServiceServicer):
         await within(
             self._config.write_timeout_s,
             lambda: context.write(response),
-            f"the client has read nothing for {self._config.write_timeout_s:g} s",
+            f"the client reads too slowly: its buffer has been full for {self._config.write_timeout_s:g} s",
         )
 
     def _summary(

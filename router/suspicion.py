@@ -73,7 +73,7 @@ class Suspicion:
 
     def _missing(self) -> list[_Loss]:
         """Without workers that are back as the same process: only their session was lost."""
-        return [loss for loss in self._losses if not self._fleet.is_ready(loss.incarnation)]
+        return [loss for loss in self._losses if not self._fleet.is_alive(loss.incarnation)]
 
 
 def _is_proof(losses: list[_Loss]) -> bool:

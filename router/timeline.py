@@ -39,6 +39,7 @@ class Timeline:
         self.num_attempts = 1
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_handovers = 0
         self.explain = explain or RouteExplain()
         self.regretted = ""
         self._log = log
@@ -176,6 +177,7 @@ class Timeline:
             self._timings.itl_ms = self.itl_ms
         self._timings.num_attempts = self.num_attempts
         self._timings.num_preemptions = self.num_preemptions
+        self._timings.num_handovers = self.num_handovers
         return self._timings
 
     def _prefilled(self, times: common_pb2.PrefillTimes) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.tiny_model import TEMPLATE, byte_tokenizer
+from benchmarks.tiny_llama import TEMPLATE, byte_tokenizer
 
 # Layers, keys and values, kv heads, head dim.
 KV_SHAPE = (2, 2, 1, 8)

@@ -48,7 +48,13 @@ def demo(
     _pull_if_missing(model, console)
     # Free ports, so that the demo never meets a cluster that is already running.
     config = ClusterConfig(
-        model=model, dtype=dtype, kv_cache_bytes=_KV_CACHE_BYTES, port=0, admin_port=0, dashboard_port=0
+        model=model,
+        dtype=dtype,
+        kv_cache_bytes=_KV_CACHE_BYTES,
+        port=0,
+        admin_port=0,
+        control_port=0,
+        dashboard_port=0,
     )
     may_ask = sys.stdin.isatty() and sys.stdout.isatty() and not no_input
     interrupts = Interrupts(

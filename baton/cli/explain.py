@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from baton.cli.options import DEFAULT_ADMIN, AdminAddress, AsJson, TlsCa, TlsCert, TlsKey, TlsServerName
+from baton.cli.options import DEFAULT_ADMIN, AdminAddress, AsJson, with_tls
 from baton.cli.text_input import open_stdout
 from baton.cli.waterfall import waterfall
 from baton.cluster.status import fetch_explain
@@ -21,6 +21,7 @@ from baton.tls import TlsFiles
 _WIDTH = 100
 
 
+@with_tls
 def explain(
     *,
     request_id: Annotated[
@@ -28,10 +29,7 @@ def explain(
         typer.Argument(help="As `baton generate --verbose` shows it.", show_default="the last that ended"),
     ] = "",
     address: AdminAddress = DEFAULT_ADMIN,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_server_name: TlsServerName = None,
+    tls: TlsFiles,
     as_json: AsJson = False,
 ) -> None:
     """Show where a request's time went: one in flight, or one of the last that ended.
@@ -39,12 +37,6 @@ def explain(
     Bars share one scale; one that is cut off ends in >. Exit code 2: the router does not know the request;
     3: nothing answers at the address.
     """
-    tls = TlsFiles(
-        cert=str(tls_cert or ""),
-        key=str(tls_key or ""),
-        ca=str(tls_ca or ""),
-        server_name=tls_server_name or "",
-    )
     found = asyncio.run(fetch_explain(request_id, address, opener=tls.opener()))
     answers = [RouteExplain.from_proto(answer) for answer in found.answers]
     open_stdout()

@@ -15,12 +15,15 @@ import typer
 
 from baton.cli.chat import chat
 from baton.cli.demo import demo
+from baton.cli.drain import drain
 from baton.cli.explain import explain
 from baton.cli.generate import generate
 from baton.cli.pull import pull
+from baton.cli.scale import scale
 from baton.cli.status import status
 from baton.cli.tenants import tenants
 from baton.cli.up import up
+from baton.cli.workers import workers
 from baton.errors import BatonError, ConfigError, InvalidRequest, Unauthenticated, Unavailable
 
 EXIT_FAILED = 1
@@ -45,7 +48,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (pull, up, status, explain, generate, chat, demo):
+for _command in (pull, up, status, workers, scale, drain, explain, generate, chat, demo):
     app.command()(_command)
 app.add_typer(tenants, name="tenants")
 

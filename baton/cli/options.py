@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_type_hints
 
 import typer
 
 from baton.client import DEFAULT_TARGET
+from baton.cluster.control import DEFAULT_CONTROL_ADDRESS
 from baton.cluster.status import DEFAULT_ADMIN_ADDRESS
+from baton.tls import TlsFiles
 
 Address = Annotated[
     str, typer.Option("--address", envvar="BATON_ADDRESS", help="The router's public address, host:port.")
@@ -18,6 +23,13 @@ AdminAddress = Annotated[
     str,
     typer.Option("--address", envvar="BATON_ADMIN_ADDRESS", help="The router's admin address, host:port."),
 ]
+ControlAddress = Annotated[
+    str,
+    typer.Option(
+        "--address", envvar="BATON_CONTROL_ADDRESS", help="Control port of `baton up` or a pool, host:port."
+    ),
+]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait until it is done.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.", show_default="the router's")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")]
@@ -56,8 +68,40 @@ TlsServerName = Annotated[
 CONNECT_S = 5.0
 DEFAULT_ADDRESS = DEFAULT_TARGET
 DEFAULT_ADMIN = DEFAULT_ADMIN_ADDRESS
+DEFAULT_CONTROL = DEFAULT_CONTROL_ADDRESS
 
 
 def api_key() -> str | None:
     """The key that says who is calling. From BATON_API_KEY only: others can read a command's arguments."""
     return os.environ.get("BATON_API_KEY") or None
+
+
+def with_tls(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command of an inner port the options of TLS; it gets what they name as `tls`."""
+
+    @functools.wraps(command)
+    def run(
+        *,
+        tls_ca: TlsCa = None,
+        tls_cert: TlsCert = None,
+        tls_key: TlsKey = None,
+        tls_server_name: TlsServerName = None,
+        **given: object,
+    ) -> None:
+        files = {"ca": tls_ca, "cert": tls_cert, "key": tls_key, "server_name": tls_server_name}
+        command(tls=TlsFiles(**{name: str(value or "") for name, value in files.items()}), **given)
+
+    hints = get_type_hints(command, include_extras=True) | {
+        "tls_ca": TlsCa,
+        "tls_cert": TlsCert,
+        "tls_key": TlsKey,
+        "tls_server_name": TlsServerName,
+    }
+    own = list(inspect.signature(command).parameters.values())
+    added = list(inspect.signature(run, follow_wrapped=False).parameters.values())
+    # typer reads a command's options from its signature and its annotations.
+    kept = [item for item in (*own, *added) if item.name not in ("tls", "given")]
+    options = [item.replace(annotation=hints[item.name]) for item in kept]
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {item.name: item.annotation for item in options}
+    return run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.options import DEFAULT_ADMIN, AdminAddress, AsJson, TlsCa, TlsCert, TlsKey, TlsServerName
+from baton.cli.options import DEFAULT_ADMIN, AdminAddress, AsJson, with_tls
+from baton.cli.whole_table import print_whole
+from baton.cli.worker_words import role_name
 from baton.cluster.status import fetch_status
 from baton.tls import TlsFiles
 from baton.v1 import admin_service_pb2, common_pb2
@@ -23,38 +24,30 @@ _LEFT = ("worker", "role", "state", "address", "dtype")
 _RIGHT = ("free", "blocks", "size", "run", "wait", "credit")
 
 
+@with_tls
 def status(
     *,
     address: AdminAddress = DEFAULT_ADMIN,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_server_name: TlsServerName = None,
+    tls: TlsFiles,
     as_json: AsJson = False,
 ) -> None:
     """Show workers, length buckets and queues. Exit code 3: nothing answers at the address.
 
     With TLS the admin port lets only holders of a certificate of the cluster in.
     """
-    tls = TlsFiles(
-        cert=str(tls_cert or ""),
-        key=str(tls_key or ""),
-        ca=str(tls_ca or ""),
-        server_name=tls_server_name or "",
-    )
     found = asyncio.run(fetch_status(address, opener=tls.opener()))
     if as_json:
         typer.echo(json.dumps(as_dict(found)))
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"model {found.model}, {found.router}, requests in flight: {found.num_requests}")
-    _print_whole(console, workers_table(found))
+    print_whole(console, workers_table(found))
     for worker in found.workers:
         if worker.reason:
             console.print(f"note: {worker.name} {worker.state}: {worker.reason}", soft_wrap=True)
     for line in pair_lines(found):
         console.print(line, soft_wrap=True)
-    _print_whole(console, _buckets_table(found))
+    print_whole(console, _buckets_table(found))
     console.print()
     for line in routing_lines(found.routing):
         console.print(line, soft_wrap=True)
@@ -70,11 +63,6 @@ def as_dict(found: admin_service_pb2.GetClusterStatusResponse) -> dict[str, Any]
     ]
     buckets = [_fields(bucket) for bucket in found.buckets]
     return {**_fields(found), "workers": workers, "buckets": buckets, "routing": _fields(found.routing)}
-
-
-def role_name(role: common_pb2.Role.ValueType) -> str:
-    """ "prefill" for ROLE_PREFILL."""
-    return common_pb2.Role.Name(role).removeprefix("ROLE_").lower()
 
 
 def workers_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:
@@ -131,14 +119,6 @@ def routing_lines(routing: admin_service_pb2.RoutingStatus) -> Iterator[str]:
     if routing.expected_output_tokens:
         expected = f", answers are expected to have at most {routing.expected_output_tokens} tokens"
     yield f"{routing.num_prefix_keys} cached blocks indexed, {routing.num_shed} requests shed{expected}"
-
-
-def _print_whole(console: Console, table: Table) -> None:
-    """Prints an empty line and the table, at its own width: a narrow terminal wraps, but cuts no number."""
-    unlimited = console.options.update(width=sys.maxsize)
-    console.width = max(console.width, console.measure(table, options=unlimited).maximum)
-    console.print()
-    console.print(table)
 
 
 def _buckets_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:

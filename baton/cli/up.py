@@ -24,6 +24,7 @@ EXIT_INTERRUPTED = 130
 # One alias per option keeps the command itself on one screen.
 Prefill = Annotated[int | None, typer.Option(help="Prefill workers.", show_default="1, or 0 where colocated")]
 Decode = Annotated[int | None, typer.Option(help="Decode workers.", show_default="1")]
+Routers = Annotated[int | None, typer.Option(help="Routers.", show_default="1")]
 Model = Annotated[
     str | None, typer.Option(help="A pulled model or a folder.", show_default="smollm2-135m-instruct")
 ]
@@ -48,8 +49,17 @@ Placement = Annotated[
 KvTransport = Annotated[
     str | None, typer.Option(help="How KV travels: auto, shm, nixl or grpc.", show_default="auto")
 ]
-Port = Annotated[int | None, typer.Option(help="Public gRPC port.", show_default="50051")]
-AdminPort = Annotated[int | None, typer.Option(help="Admin gRPC port.", show_default="50052")]
+Port = Annotated[
+    int | None,
+    typer.Option(help="Public gRPC port; each further router's is 10 above.", show_default="50051"),
+]
+AdminPort = Annotated[
+    int | None, typer.Option(help="Admin gRPC port; the others' in the same way.", show_default="50052")
+]
+ControlPort = Annotated[
+    int | None,
+    typer.Option(help="Port of `baton workers`, `baton scale` and `baton drain`.", show_default="50053"),
+]
 DashboardPort = Annotated[int | None, typer.Option(help="Port of the Ray dashboard.", show_default="8265")]
 RedisUrl = Annotated[
     str | None,
@@ -60,6 +70,10 @@ RedisUrl = Annotated[
 ]
 UseRay = Annotated[
     bool | None, typer.Option("--ray/--no-ray", help="Decode workers as Ray actors.", show_default="ray")
+]
+PrefillOn = Annotated[
+    str | None,
+    typer.Option(help="process or ray: prefill workers as Ray actors too.", show_default="process"),
 ]
 RayAddress = Annotated[str | None, typer.Option(help="Ray cluster to use.", show_default="a local Ray")]
 TraceFile = Annotated[Path | None, typer.Option(help="Append the spans of all processes here as JSON lines.")]
@@ -81,6 +95,7 @@ def up(
     *,
     prefill: Prefill = None,
     decode: Decode = None,
+    routers: Routers = None,
     model: Model = None,
     threads: Threads = None,
     dtype: Dtype = None,
@@ -89,9 +104,11 @@ def up(
     kv_transport: KvTransport = None,
     port: Port = None,
     admin_port: AdminPort = None,
+    control_port: ControlPort = None,
     dashboard_port: DashboardPort = None,
     redis_url: RedisUrl = None,
     ray: UseRay = None,
+    prefill_on: PrefillOn = None,
     ray_address: RayAddress = None,
     trace_file: TraceFile = None,
     log_dir: LogDir = None,
@@ -106,7 +123,8 @@ def up(
 
     Settings not given here come from BATON_CLUSTER_* variables, then from the table "cluster" of the file;
     the roles also read their own tables, "router", "prefill" and "decode". A worker that dies is started
-    again. A second Ctrl-C ends everything at once.
+    again, and so is one that SIGTERM has drained. `baton scale` changes how many there are. A second Ctrl-C
+    ends everything at once.
     """
     given = {name: value for name, value in locals().items() if name != "config" and value is not None}
     settings = load_config(
@@ -140,8 +158,9 @@ def print_endpoints(cluster: LocalCluster, console: ClusterConsole) -> None:
     config = cluster.config
     facts = {
         "model": f"{config.model}, {config.num_threads} thread(s) per worker",
-        "gRPC": cluster.address,
-        "admin": cluster.admin_address,
+        "gRPC": ", ".join(cluster.addresses),
+        "admin": ", ".join(cluster.admin_addresses),
+        "control": f"{cluster.control_address} (`baton workers` lists the workers)",
         "Ray dashboard": f"{cluster.dashboard_url} (`ray get-auth-token` prints its token)",
         "logs": str(cluster.log_dir),
     }

@@ -15,6 +15,9 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 PLACEMENTS = ("auto", "disaggregated", "colocated")
 KV_TRANSPORTS = ("auto", "shm", "nixl", "grpc")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+PREFILL_RUNNERS = ("process", "ray")
+# Ports of one router lie this far from those of the one before.
+ROUTER_STEP = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,7 @@ class ClusterConfig:
         default=None, metadata={"help": "prefill workers to run; unset: 1, or 0 where colocated"}
     )
     decode: int = field(default=1, metadata={"help": "decode workers to run"})
+    routers: int = field(default=1, metadata={"help": "routers to run; a client may use any of them"})
     model: str = field(
         default=DEFAULT_MODEL, metadata={"help": "model folder, or the name of a pulled model"}
     )
@@ -50,8 +54,16 @@ class ClusterConfig:
     kv_transport: str | None = field(
         default=None, metadata={"help": "auto, shm, nixl or grpc: how KV travels between workers"}
     )
-    port: int = field(default=50051, metadata={"help": "the router's public port; 0 picks a free one"})
-    admin_port: int = field(default=50052, metadata={"help": "the router's admin port; 0 picks a free one"})
+    port: int = field(
+        default=50051,
+        metadata={
+            "help": "public port of router-0; each further one's is 10 above the one's before; 0 picks free"
+        },
+    )
+    admin_port: int = field(default=50052, metadata={"help": "admin ports, in the same way"})
+    control_port: int = field(
+        default=50053, metadata={"help": "port of `baton scale` and the like; 0 picks a free one"}
+    )
     dashboard_port: int = field(
         default=8265, metadata={"help": "port of the local Ray's dashboard; 0 picks a free one"}
     )
@@ -68,6 +80,10 @@ class ClusterConfig:
     ray: bool = field(
         default=True, metadata={"help": "decode workers are Ray actors; otherwise plain processes"}
     )
+    prefill_on: str = field(
+        default="process",
+        metadata={"help": "process or ray: whether prefill workers are plain processes or Ray actors too"},
+    )
     ray_address: str = field(
         default="", metadata={"help": "Ray cluster to use; empty starts one on this machine"}
     )
@@ -79,13 +95,13 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         TlsFiles.of(self)
-        if self.placement is not None and self.placement not in PLACEMENTS:
-            raise ConfigError(
-                f"placement is {self.placement!r}; it must be one of {', '.join(PLACEMENTS)}",
-                field="placement",
-            )
+        _require_choice("placement", self.placement, PLACEMENTS)
+        _require_choice("dtype", self.dtype, DTYPES)
+        _require_choice("kv_transport", self.kv_transport, KV_TRANSPORTS)
+        _require_choice("prefill_on", self.prefill_on, PREFILL_RUNNERS)
         _require_at_least("prefill", self.num_prefill, 0 if self.placement == "colocated" else 1)
         _require_at_least("decode", self.decode, 1)
+        _require_at_least("routers", self.routers, 1)
         for name in ("threads", "kv_cache_bytes"):
             if getattr(self, name) is not None:
                 _require_at_least(name, getattr(self, name), 1)
@@ -94,28 +110,32 @@ class ClusterConfig:
                 f"kv_memory_fraction is {self.kv_memory_fraction}; it must be above 0 and at most 1",
                 field="kv_memory_fraction",
             )
-        for name in ("port", "admin_port", "dashboard_port"):
-            if not 0 <= getattr(self, name) <= 65535:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 to 65535", field=name)
-        if self.port == self.admin_port != 0:
-            raise ConfigError(
-                f"admin_port is {self.admin_port}, which is port too; choose another", field="admin_port"
-            )
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise ConfigError(
-                f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}", field="dtype"
-            )
-        if self.kv_transport is not None and self.kv_transport not in KV_TRANSPORTS:
-            raise ConfigError(
-                f"kv_transport is {self.kv_transport!r}; it must be one of {', '.join(KV_TRANSPORTS)}",
-                field="kv_transport",
-            )
-        if self.ray_address and not self.ray:
-            raise ConfigError("ray_address is set but ray is off; drop one of them", field="ray_address")
+        self._check_ports()
+        for name in ("ray_address", "prefill_on"):
+            if getattr(self, name) not in ("", "process") and not self.ray:
+                raise ConfigError(f"{name} is set but ray is off; drop one of them", field=name)
         if self.start_timeout_s <= 0:
             raise ConfigError(
                 f"start_timeout_s is {self.start_timeout_s}; it must be positive", field="start_timeout_s"
             )
+
+    def _check_ports(self) -> None:
+        taken: dict[int, str] = {}
+        for name in ("port", "admin_port", "control_port", "dashboard_port"):
+            first = getattr(self, name)
+            is_per_router = name in ("port", "admin_port")
+            ports = self.ports_from(first) if is_per_router else [first]
+            if not 0 <= first <= max(ports) <= 65535:
+                whose = f" of {self.routers} routers" if is_per_router and self.routers > 1 else ""
+                raise ConfigError(f"{name} is {first}{whose}; it must be 0 to 65535", field=name)
+            for port in ports if first else []:
+                if port in taken and (name != "dashboard_port" or self.has_local_ray):
+                    raise ConfigError(f"{name} {port} is {taken[port]} too; choose another", field=name)
+                taken[port] = name
+
+    def ports_from(self, first: int) -> list[int]:
+        """A port per router: the first and those after it; all 0, to be picked, where the first is."""
+        return [first + ROUTER_STEP * index if first else 0 for index in range(self.routers)]
 
     @property
     def tls(self) -> TlsFiles:
@@ -147,6 +167,15 @@ class ClusterConfig:
         return self.ray and not self.ray_address
 
     @property
+    def router_names(self) -> list[str]:
+        """The routers, in order."""
+        return [f"router-{index}" for index in range(self.routers)]
+
+    def is_on_ray(self, role: str) -> bool:
+        """Whether the workers of that role, "prefill" or "decode", are Ray actors."""
+        return self.ray and (role == "decode" or self.prefill_on == "ray")
+
+    @property
     def worker_names(self) -> frozenset[str]:
         """The workers that must be ready before the cluster is."""
         prefill = {f"prefill-{index}" for index in range(self.num_prefill)}
@@ -163,3 +192,8 @@ def usable_cores() -> int:
 def _require_at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ConfigError(f"{name} is {value}; it must be at least {least}", field=name)
+
+
+def _require_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(choices)}", field=name)

@@ -1,51 +1,56 @@
-"""A whole cluster on this machine: Redis, router, prefill workers, decode workers.
+"""A whole cluster on this machine: Redis, routers, prefill workers, decode workers.
 
-    async with await LocalCluster.start(ClusterConfig(port=0, admin_port=0, dashboard_port=0)) as cluster:
+    config = ClusterConfig(port=0, admin_port=0, control_port=0, dashboard_port=0)
+    async with await LocalCluster.start(config) as cluster:
         async with await AsyncClient.connect(cluster.address) as client:
             ...
+        await cluster.scale("decode", 2)
 
-Owns the run's folder, the embedded Redis and the supervisor. Everything it started
-is gone after the block; if this process is killed, the kernel ends the children.
+Owns the run's folder, the embedded Redis, the supervisor and the control port. Everything
+it started is gone after the block; if this process is killed, the kernel ends the children.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import random
-import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from baton.cache import cache_dir
 from baton.cluster.config import ClusterConfig
-from baton.cluster.free_ports import LOOPBACK, claim
+from baton.cluster.control_service import ControlService
+from baton.cluster.fleet import Fleet
+from baton.cluster.fleet_news import FleetNews
+from baton.cluster.free_ports import LOOPBACK
 from baton.cluster.guard import Guard
-from baton.cluster.role_process import RoleProcess
-from baton.cluster.roles import POOL, ROUTER, Places, decode_specs, prefill_specs, router_spec
+from baton.cluster.places import Places, Ports
+from baton.cluster.pool_link import PoolLink
+from baton.cluster.role_process import RoleProcess, RoleSpec
+from baton.cluster.roles import POOL, router_specs, worker_spec, worker_specs
+from baton.cluster.router_views import ClusterStatus, RouterViews, missing
 from baton.cluster.status import fetch_status
 from baton.cluster.supervisor import Supervisor
-from baton.errors import BatonError, ConfigError, Unavailable
+from baton.cluster.worker_states import ROLES
+from baton.errors import Unavailable
 from baton.models import ModelDir
 from baton.redis_server import EmbeddedRedis
 from baton.registry import RedisRegistry
 from baton.rpc import OpenChannel
-from baton.v1 import admin_service_pb2, common_pb2
+from baton.rpc_server import RpcServer
+from baton.segment_files import remove_stale
+from baton.v1.pool_service_pb2 import DrainResponse, ListWorkersResponse, ScaleResponse
 
 Report = Callable[[str], None]
-ClusterStatus = admin_service_pb2.GetClusterStatusResponse
 
 _POLL_S = 0.1
+# How often a running cluster is looked at for news.
+_NEWS_S = 1.0
 # Beyond the grace for requests: joining threads, Ray's own shutdown, one slow disk.
 _EXTRA_GRACE_S = 10.0
-_NUM_KEPT_RUNS = 10
 
 
 class LocalCluster:
@@ -59,15 +64,23 @@ class LocalCluster:
         config: ClusterConfig,
         places: Places,
         opener: OpenChannel,
+        *,
         supervisor: Supervisor,
+        fleet: Fleet,
+        pool: PoolLink | None,
         resources: AsyncExitStack,
     ) -> None:
         self.config = config
         self.places = places
         self._opener = opener
+        self._views = RouterViews(places.admin_addresses, opener)
         self._supervisor = supervisor
+        self._fleet = fleet
+        self._pool = pool
         self._resources = resources
+        self._control: RpcServer | None = None
         self._running = asyncio.create_task(supervisor.run(), name="supervisor")
+        self._telling: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
@@ -75,55 +88,109 @@ class LocalCluster:
     ) -> Self:
         """Starts everything and returns once all workers are ready.
 
-        report: hears what is waited for, and later of each restart; one line each.
+        report: hears what is waited for, and later of each death, restart and change; one line each.
         config_file: TOML file that the roles shall read for what is not set here.
 
         Call it from the main thread, see baton/tether.py.
 
         Raises:
-            ConfigError: a port is taken, log_dir cannot be made, or a file of TLS is not what it should be;
-                nothing was started.
+            ConfigError: a port is taken, log_dir cannot be made, or a file of TLS or of settings is not what
+                it should be; nothing was started.
             ModelError: the model is missing or damaged; nothing was started.
             Unavailable: redis_url does not answer; a role failed, with the end of its log; start_timeout_s
                 passed.
         """
         config = _resolved(config)
         opener = config.tls.opener()
-        ports = _claim_ports(config)
+        ports = Ports.claim(config)
         if config.redis_url:
             # Now, and not when start_timeout_s has passed without a worker in sight.
             async with RedisRegistry(config.redis_url, config.namespace) as registry:
                 await registry.check()
         async with AsyncExitStack() as resources:
             guard = await resources.enter_async_context(Guard())
-            redis_url = config.redis_url or (await resources.enter_async_context(EmbeddedRedis())).url
-            places = _make_places(config, ports, redis_url, config_file)
+            redis_url = config.redis_url
+            if not redis_url:
+                redis_url = (await resources.enter_async_context(EmbeddedRedis(report=report))).url
+            places = Places.make(config, ports, redis_url, config_file)
             guard.own(places.ray_dir)
-            supervisor = _supervisor(config, places, guard, report)
-            cluster = cls(config, places, opener, supervisor, resources.pop_all())
+            resources.callback(_remove_segments, places)
+            cluster = cls._assembled(
+                config, places, opener, guard=guard, report=report, resources=resources.pop_all()
+            )
         try:
+            credentials = config.tls.server_credentials()
+            cluster._control = await ControlService.serve(
+                cluster._fleet, port=ports.control, credentials=credentials
+            )
             await cluster._until_ready(report)
+            cluster._telling = asyncio.create_task(cluster._tell(report), name="news of the cluster")
         except BaseException:
             await cluster.stop()
             raise
         return cluster
 
+    @classmethod
+    def _assembled(
+        cls,
+        config: ClusterConfig,
+        places: Places,
+        opener: OpenChannel,
+        *,
+        guard: Guard,
+        report: Report,
+        resources: AsyncExitStack,
+    ) -> Self:
+        def process(spec: RoleSpec) -> RoleProcess:
+            return RoleProcess(spec, places.logs / f"{spec.name}.log", guard)
+
+        workers = [process(spec) for spec in worker_specs(config, places)]
+        routers = [process(spec) for spec in router_specs(config, places)]
+        supervisor = Supervisor([*workers, *routers], report=report, rng=random.Random())
+        pool = _pool_link(config, places, opener, supervisor) if config.ray else None
+        placement = config.placement or places.role_settings.text("router", "placement", "auto")
+        fleet = Fleet(
+            config,
+            supervisor=supervisor,
+            views=RouterViews(places.admin_addresses, opener),
+            pool=pool,
+            make_process=lambda role, index: process(worker_spec(config, places, role=role, index=index)),
+            grace_s=config.drain_s + _EXTRA_GRACE_S,
+            is_colocated=placement == "colocated",
+        )
+        return cls(config, places, opener, supervisor=supervisor, fleet=fleet, pool=pool, resources=resources)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where clients connect, host:port, one per router."""
+        return list(self.places.addresses.values())
+
     @property
     def address(self) -> str:
-        """Where clients connect, host:port."""
-        return f"{LOOPBACK}:{self.places.port}"
+        """The first of them."""
+        return self.addresses[0]
+
+    @property
+    def admin_addresses(self) -> list[str]:
+        """The routers' admin ports, host:port, in the same order."""
+        return list(self.places.admin_addresses.values())
 
     @property
     def admin_address(self) -> str:
-        """The router's admin port, host:port."""
-        return f"{LOOPBACK}:{self.places.admin_port}"
+        """The first of them."""
+        return self.admin_addresses[0]
+
+    @property
+    def control_address(self) -> str:
+        """The port of `baton workers`, `baton scale` and `baton drain`, host:port."""
+        return f"{LOOPBACK}:{self.places.ports.control}"
 
     @property
     def dashboard_url(self) -> str:
         """The Ray dashboard; "" without Ray."""
         if self.config.has_local_ray:
             return self.places.dashboard_url
-        return str(_read_facts(self.places.ready_file).get("dashboard_url", ""))
+        return self._pool.dashboard_url if self._pool is not None else ""
 
     @property
     def log_dir(self) -> Path:
@@ -132,18 +199,39 @@ class LocalCluster:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the children: router-0, prefill-N, decode-pool (or decode-N without Ray).
+        """Process ids of the children: router-N, prefill-N, decode-N, and pool for the workers on Ray.
 
-        A decode actor is not our child; status() has its process id.
+        An actor is not our child; workers() has its process id.
         """
         return self._supervisor.pids
 
     async def status(self) -> ClusterStatus:
-        """The cluster as its router sees it."""
+        """The cluster as its first router sees it."""
         return await fetch_status(self.admin_address, opener=self._opener)
 
+    async def workers(self) -> ListWorkersResponse:
+        """All workers, by name, and how far each one is."""
+        return await self._fleet.list_workers()
+
+    async def scale(self, role: str, num_workers: int) -> ScaleResponse:
+        """Sets how many workers of a role, "prefill" or "decode", there shall be; does not wait for them.
+
+        Raises InvalidRequest where that cannot be; wait_ready() waits for those that are added.
+        """
+        return await self._fleet.scale(ROLES[role], num_workers)
+
+    async def drain(self, name: str, *, dry_run: bool = False, force: bool = False) -> DrainResponse:
+        """Drains a worker and removes it, or says what that would mean; does not wait for its end.
+
+        force: even if no other worker of its role serves. Raises InvalidRequest where that cannot be.
+        """
+        return await self._fleet.drain(name, dry_run=dry_run, force=force)
+
     async def wait_ready(self, timeout_s: float) -> ClusterStatus:
-        """Waits until every worker is ready, as after a restart; raises Unavailable after timeout_s."""
+        """Waits until every router can use every worker that is to stay, as after a restart.
+
+        Returns the status of the first router; raises Unavailable after timeout_s seconds.
+        """
         return await self._wait(timeout_s, lambda _line: None)
 
     async def run(self) -> None:
@@ -151,14 +239,18 @@ class LocalCluster:
         await asyncio.shield(self._running)
 
     async def stop(self) -> None:
-        """Stops everything in order: router, workers and Ray, Redis. Idempotent; kills what does not end."""
-        self._running.cancel()
-        await asyncio.wait([self._running])
+        """Stops everything in order: routers, workers and Ray, Redis. Idempotent; kills what does not end."""
+        tasks = [task for task in (self._telling, self._running) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
         if not self._running.cancelled():
             # Whoever waits in run() has heard of it; here it must only not count as overlooked.
             self._running.exception()
-        workers = [name for name in self._supervisor.names if name != ROUTER]
-        await self._supervisor.stop([[ROUTER], workers], self.config.drain_s + _EXTRA_GRACE_S)
+        if self._control is not None:
+            await self._control.stop()
+        await self._fleet.close()
+        await self._supervisor.stop(self._stages(), self.config.drain_s + _EXTRA_GRACE_S)
         await self._resources.aclose()
 
     def kill(self) -> None:
@@ -172,6 +264,10 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    def _stages(self) -> Sequence[Sequence[str]]:
+        routers = self.config.router_names
+        return routers, [name for name in self._supervisor.names if name not in routers]
 
     async def _until_ready(self, report: Report) -> None:
         ready = asyncio.create_task(self._wait(self.config.start_timeout_s, report), name="cluster ready")
@@ -189,29 +285,24 @@ class LocalCluster:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
-                    status, now_waiting = await self._look()
-                    if status is not None and not now_waiting:
-                        return status
+                    views = await self._views.look()
+                    now_waiting = missing(views, self._fleet.names)
+                    first = views[self.config.router_names[0]]
+                    if first is not None and not now_waiting:
+                        return first
                     if now_waiting != waiting:
                         waiting = now_waiting
                         report(f"waiting for {', '.join(sorted(waiting))}")
                     await asyncio.sleep(_POLL_S)
-        raise Unavailable(self._late(waiting or self.config.worker_names, timeout_s))
+        raise Unavailable(self._late(waiting or self._fleet.names, timeout_s))
 
-    async def _look(self) -> tuple[ClusterStatus | None, frozenset[str]]:
-        """The status, or None when the router does not answer, and the workers that are not ready."""
-        try:
-            status = await fetch_status(self.admin_address, timeout_s=2.0, opener=self._opener)
-        except BatonError as error:
-            if error.field in ("tls_ca", "tls_server_name"):
-                # The certificate of this very cluster does not fit its other settings; waiting does not help.
-                raise
-            return None, self.config.worker_names | {ROUTER}
-        refused = [worker for worker in status.workers if worker.state == "refused"]
-        if refused:
-            raise Unavailable(f"the router refused {refused[0].name}: {refused[0].reason}")
-        ready = {worker.name for worker in status.workers if worker.state == "ready" and _is_paired(worker)}
-        return status, self.config.worker_names - ready
+    async def _tell(self, report: Report) -> None:
+        """Reports what happens to the workers, until cancelled."""
+        news = FleetNews()
+        while True:
+            for line in news.lines(await self._fleet.list_workers()):
+                report(line)
+            await asyncio.sleep(_NEWS_S)
 
     def _late(self, waiting: frozenset[str], timeout_s: float) -> str:
         owners = {name if name in self._supervisor.names else POOL for name in waiting}
@@ -240,66 +331,14 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute()) if path else ""
 
 
-def _claim_ports(config: ClusterConfig) -> tuple[int, int, int]:
-    port = claim(config.port, "port")
-    admin_port = claim(config.admin_port, "admin_port")
-    return port, admin_port, claim(config.dashboard_port, "dashboard_port") if config.has_local_ray else 0
+def _pool_link(
+    config: ClusterConfig, places: Places, opener: OpenChannel, supervisor: Supervisor
+) -> PoolLink:
+    names = [name for name in config.worker_names if config.is_on_ray(name.rpartition("-")[0])]
+    return PoolLink(places.ready_file, lambda: supervisor.pids.get(POOL, 0), names, opener)
 
 
-def _make_places(
-    config: ClusterConfig, ports: tuple[int, int, int], redis_url: str, config_file: str
-) -> Places:
-    logs = Path(config.log_dir).absolute() if config.log_dir else _new_run_folder(cache_dir() / "run")
-    try:
-        # What a log tells is its owner's.
-        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"log_dir {logs} cannot be made: {error.strerror}", field="log_dir") from error
-    # Ray puts sockets into its folder, and a socket's path is limited to 107 bytes.
-    ray_dir = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp" if Path("/tmp").is_dir() else None))
-    port, admin_port, dashboard_port = ports
-    return Places(
-        port=port,
-        admin_port=admin_port,
-        dashboard_port=dashboard_port,
-        redis_url=redis_url,
-        logs=logs,
-        ready_file=ray_dir / "pool.json",
-        ray_dir=ray_dir,
-        config_file=str(Path(config_file).absolute()) if config_file else "",
-    )
-
-
-def _supervisor(config: ClusterConfig, places: Places, guard: Guard, report: Report) -> Supervisor:
-    specs = [
-        # The pool first: Ray takes longest to start.
-        *decode_specs(config, places),
-        router_spec(config, places),
-        *prefill_specs(config, places),
-    ]
-    processes = [RoleProcess(spec, places.logs / f"{spec.name}.log", guard) for spec in specs]
-    return Supervisor(processes, report=report, rng=random.Random())
-
-
-def _new_run_folder(runs: Path) -> Path:
-    """A new folder for this run; all but the last few runs' folders are removed."""
-    runs.mkdir(parents=True, exist_ok=True)
-    for old in sorted(path for path in runs.iterdir() if path.is_dir())[: -_NUM_KEPT_RUNS + 1]:
-        shutil.rmtree(old, ignore_errors=True)
-    folder = runs / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
-def _read_facts(path: Path) -> dict[str, object]:
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
-
-
-def _is_paired(worker: admin_service_pb2.WorkerStatus) -> bool:
-    """Whether KV can go from it to every decode worker that it knows; true of a decode worker."""
-    is_prefill = worker.role == common_pb2.ROLE_PREFILL
-    return not is_prefill or (bool(worker.pairs) and all(pair.transport for pair in worker.pairs))
+def _remove_segments(places: Places) -> None:
+    """What workers that were killed have left behind in shared memory."""
+    for folder in places.shm_folders:
+        remove_stale(folder)

@@ -10,6 +10,8 @@ GROWTH = 3.0
 # A role that lived this long was healthy; its next death starts a new count.
 STEADY_S = 30.0
 MAX_QUICK_DEATHS = 5
+# What leaves by itself at once, again and again, is started no more often than this.
+LEAST_LIFE_S = 0.5
 
 
 class RestartPolicy:
@@ -32,3 +34,8 @@ class RestartPolicy:
         ceiling_s = min(FIRST_PAUSE_S * GROWTH ** (self._num_quick_deaths - 1), LONGEST_PAUSE_S)
         # Half of it is drawn, so that workers that died together do not come back together.
         return self._rng.uniform(ceiling_s / 2, ceiling_s)
+
+
+def pause_after_leaving_s(lived_s: float) -> float:
+    """Seconds to wait before the next start of a role that left because it was asked to; 0 as a rule."""
+    return max(0.0, LEAST_LIFE_S - lived_s)

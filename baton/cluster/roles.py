@@ -2,100 +2,72 @@
 
 Turns a ClusterConfig into what is to be run. Roles are named by module: none of
 them is imported here, and no password reaches a command line.
+
+A plain process gets its settings as flags. The pool's flags are its own; what its workers are to know
+travels in the environment, in the variables of their own sections. Either way a setting of the cluster
+wins over one of the role, and what the cluster leaves open stays the role's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from baton.cluster.config import ClusterConfig
+from baton.cluster.places import Places
 from baton.cluster.role_process import RoleSpec
 from baton.tls import TLS_SETTINGS
 
-ROUTER = "router-0"
-POOL = "decode-pool"
+POOL = "pool"
+WORKER_ROLES = ("prefill", "decode")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Where this run of a cluster lives.
-
-    port, admin_port, dashboard_port: claimed; none is 0.
-    redis_url: with its password.  logs: folder of the log files.
-    ready_file: the pool writes its facts here.  ray_dir: Ray's own folder; its path must be short.
-    config_file: TOML file that the roles read as well, or "".
-    """
-
-    port: int
-    admin_port: int
-    dashboard_port: int
-    redis_url: str = field(repr=False)
-    logs: Path
-    ready_file: Path
-    ray_dir: Path
-    config_file: str = ""
-
-    @property
-    def dashboard_url(self) -> str:
-        """Where a local Ray shows itself."""
-        return f"http://127.0.0.1:{self.dashboard_port}"
-
-
-def router_spec(config: ClusterConfig, places: Places) -> RoleSpec:
-    """The router. Without a Ray of our own it cannot know the dashboard's address."""
-    flags = {
-        **_shared_flags(config),
-        "name": ROUTER,
-        "port": places.port,
-        "admin_port": places.admin_port,
+def router_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
+    """The routers. Without a Ray of our own they cannot know the dashboard's address."""
+    shared = {
+        **_shared_settings(config),
         "dashboard_url": places.dashboard_url if config.has_local_ray else "",
     }
     if config.placement is not None:
-        flags["placement"] = config.placement
-    environment = _environment(places, "router")
-    return RoleSpec(name=ROUTER, role="router", command=_command("router", flags), environment=environment)
-
-
-def prefill_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
-    """The prefill workers, prefill-0 onwards."""
-    return [
-        _worker_spec(config, places, role="prefill", name=f"prefill-{index}")
-        for index in range(config.num_prefill)
-    ]
-
-
-def decode_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
-    """The decode side: one pool that places actors on Ray, or plain workers without Ray."""
-    names = [f"decode-{index}" for index in range(config.decode)]
-    if not config.ray:
-        return [_worker_spec(config, places, role="decode", name=name) for name in names]
-    flags = {
-        **_engine_flags(config),
-        "workers": config.decode,
-        "ray_address": config.ray_address,
-        "ray_dir": places.ray_dir if config.has_local_ray else "",
-        "dashboard_port": places.dashboard_port,
-        # Actors on other machines do not have this folder; Ray keeps their logs then.
-        "log_dir": places.logs if config.has_local_ray else "",
-        "ready_file": places.ready_file,
-    }
+        shared["placement"] = config.placement
     return [
         RoleSpec(
-            name=POOL,
-            role="decode",
-            command=_command("decode_worker.pool_main", flags),
-            environment=_environment(places, "decode"),
-            logs=tuple(places.logs / f"{name}.log" for name in names) if config.has_local_ray else (),
+            name=name,
+            role="router",
+            command=_command(
+                "router",
+                {
+                    **shared,
+                    "name": name,
+                    "port": places.ports.public[name],
+                    "admin_port": places.ports.admin[name],
+                },
+            ),
+            environment=_environment(places, "router"),
         )
+        for name in config.router_names
     ]
 
 
-def _worker_spec(config: ClusterConfig, places: Places, *, role: str, name: str) -> RoleSpec:
-    flags = {**_engine_flags(config), "name": name, "port": 0}
-    if role == "prefill" and config.kv_transport is not None:
-        flags["kv_transport"] = config.kv_transport
+def worker_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
+    """What runs the workers at the start: the pool first, because Ray takes longest, then plain processes."""
+    pools = [pool_spec(config, places)] if config.ray else []
+    return pools + [
+        worker_spec(config, places, role=role, index=index)
+        for role in WORKER_ROLES
+        if not config.is_on_ray(role)
+        for index in range(num_workers(config, role))
+    ]
+
+
+def num_workers(config: ClusterConfig, role: str) -> int:
+    """How many workers of a role there are at the start."""
+    return config.num_prefill if role == "prefill" else config.decode
+
+
+def worker_spec(config: ClusterConfig, places: Places, *, role: str, index: int) -> RoleSpec:
+    """One worker as a plain process."""
+    name = f"{role}-{index}"
+    flags = {**_worker_settings(config, places, role), "name": name, "port": 0}
     return RoleSpec(
         name=name,
         role=role,
@@ -104,30 +76,78 @@ def _worker_spec(config: ClusterConfig, places: Places, *, role: str, name: str)
     )
 
 
-def _shared_flags(config: ClusterConfig) -> dict[str, object]:
-    # What is not set is not passed on: a role that sets it for itself must not fall back to plain text.
-    tls = {name: getattr(config, name) for name in TLS_SETTINGS if getattr(config, name)}
+def pool_spec(config: ClusterConfig, places: Places) -> RoleSpec:
+    """The pool that places actors on Ray: decode workers, and prefill workers if they are wanted there."""
+    counts = {role: num_workers(config, role) for role in WORKER_ROLES if config.is_on_ray(role)}
+    flags = {
+        **_tls_settings(config),
+        "namespace": config.namespace,
+        "log_level": config.log_level,
+        "drain_s": config.drain_s,
+        "decode": counts["decode"],
+        "prefill": counts.get("prefill", 0),
+        "ray_address": config.ray_address,
+        "ray_dir": places.ray_dir if config.has_local_ray else "",
+        "dashboard_port": places.ports.dashboard,
+        # Actors on other machines do not have this folder; Ray keeps their logs then.
+        "log_dir": places.logs if config.has_local_ray else "",
+        "ready_file": places.ready_file,
+        "control_port": 0,
+    }
+    environment: dict[str, str] = {}
+    for role in counts:
+        environment |= _environment(places, role)
+        settings = _worker_settings(config, places, role)
+        environment |= {_variable(role, name): str(value) for name, value in settings.items()}
+    names = [f"{role}-{index}" for role, count in counts.items() for index in range(count)]
+    return RoleSpec(
+        name=POOL,
+        role=POOL,
+        command=_command("baton.pool", flags),
+        environment=environment,
+        logs=tuple(places.logs / f"{name}.log" for name in names) if config.has_local_ray else (),
+    )
+
+
+def _worker_settings(config: ClusterConfig, places: Places, role: str) -> dict[str, object]:
+    # All workers share one memory, as they share the cores.
+    settings: dict[str, object] = {
+        **_shared_settings(config),
+        "threads": config.num_threads,
+        "kv_memory_fraction": config.kv_memory_fraction / config.num_workers,
+    }
+    if config.threads is None and places.role_settings.has(role, "threads"):
+        del settings["threads"]
+    optional = {"dtype": config.dtype, "kv_cache_bytes": config.kv_cache_bytes}
+    if role == "prefill":
+        optional["kv_transport"] = config.kv_transport
+    return settings | {name: value for name, value in optional.items() if value is not None}
+
+
+def _shared_settings(config: ClusterConfig) -> dict[str, object]:
+    traces = {"trace_file": config.trace_file} if config.trace_file else {}
     return {
-        **tls,
+        **_tls_settings(config),
+        **traces,
         "model": config.model,
         "namespace": config.namespace,
-        "trace_file": config.trace_file,
         "log_level": config.log_level,
         "drain_s": config.drain_s,
     }
 
 
-def _engine_flags(config: ClusterConfig) -> dict[str, object]:
-    optional = {"dtype": config.dtype, "kv_cache_bytes": config.kv_cache_bytes}
-    given = {name: value for name, value in optional.items() if value is not None}
-    # All workers share one memory, as they share the cores.
-    fraction = config.kv_memory_fraction / config.num_workers
-    return {**_shared_flags(config), "threads": config.num_threads, "kv_memory_fraction": fraction, **given}
+def _tls_settings(config: ClusterConfig) -> dict[str, object]:
+    # What is not set is not passed on: a role that sets it for itself must not fall back to plain text.
+    return {name: getattr(config, name) for name in TLS_SETTINGS if getattr(config, name)}
 
 
 def _environment(places: Places, section: str) -> dict[str, str]:
-    environment = {f"BATON_{section.upper()}_REDIS_URL": places.redis_url}
+    environment = {_variable(section, "redis_url"): places.redis_url}
     return environment | ({"BATON_CONFIG": places.config_file} if places.config_file else {})
+
+
+def _variable(section: str, name: str) -> str:
+    return f"BATON_{section.upper()}_{name.upper()}"
 
 
 def _command(module: str, flags: Mapping[str, object]) -> tuple[str, ...]:

@@ -269,22 +269,26 @@ class PairState(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """Name of the decode worker."""
     transport: _builtins.str
     """"shm", "nixl" or "grpc"; empty while KV cannot go there."""
     reason: _builtins.str
     """Why KV cannot go there, or why the transport is not a faster one; empty otherwise."""
+    code: _builtins.str
+    """Code of that reason while KV cannot go there: "INCOMPATIBLE_PEER" is for good. Empty otherwise."""
     def __init__(
         self,
         *,
         worker: _builtins.str = ...,
         transport: _builtins.str = ...,
         reason: _builtins.str = ...,
+        code: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "transport", b"transport", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "reason", b"reason", "transport", b"transport", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

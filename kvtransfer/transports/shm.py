@@ -28,6 +28,7 @@ from random import Random
 import numpy as np
 
 from baton.errors import ConfigError, PeerLost
+from baton.segment_files import remove_stale
 from kvtransfer.contract import OutgoingFrame
 
 NONCE_BYTES = 16
@@ -165,18 +166,3 @@ def _create_locked(folder: Path, rng: Random) -> tuple[Path, int]:
         except BlockingIOError:
             pass  # whoever has the lock is about to remove the file
         os.close(fd)
-
-
-def remove_stale(folder: Path) -> int:
-    """Removes segments whose owner is dead; returns how many."""
-    num_removed = 0
-    for path in folder.glob("baton-*.kv"):
-        with suppress(OSError):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-                num_removed += 1
-            finally:
-                os.close(fd)
-    return num_removed

@@ -66,7 +66,7 @@ class RedisUsage:
             num_writes += 2
         for window in windows:
             pipeline.hgetall(self._key(window))
-        replies = await asking(_replies(pipeline))
+        replies = await asking(self._redis, _replies(pipeline))
         found = zip(windows, replies[num_writes:], strict=True)
         return [usage for window, reply in found for usage in _usages(window, reply)]
 

@@ -88,13 +88,13 @@ async def one_chunk_and_no_end(server: Scripted, context: Any) -> None:
 
 @asynccontextmanager
 async def serving(
-    answer: Answer = three_chunks, credentials: grpc.ServerCredentials | None = None
+    answer: Answer = three_chunks, credentials: grpc.ServerCredentials | None = None, *, port: int = 0
 ) -> AsyncIterator[tuple[Scripted, RpcServer]]:
     scripted = Scripted(answer)
     registration = Registration(
         name="baton.v1.InferenceService", add=partial(add_InferenceServiceServicer_to_server, scripted)
     )
-    async with await RpcServer.start([registration], credentials=credentials) as server:
+    async with await RpcServer.start([registration], port=port, credentials=credentials) as server:
         yield scripted, server
 
 

@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from baton.errors import ConfigError
-from baton.process import report_errors, run, run_until, stop_on_signals, write_ready_file
+from baton.process import report_errors, run, run_until, stop_on_signals, unless_stopped, write_ready_file
 
 GUARD_S = 5
 
@@ -112,6 +114,71 @@ async def test_a_service_that_fails_ends_the_others_and_is_raised() -> None:
         async with asyncio.timeout(GUARD_S):
             await run_until(asyncio.Event(), other.run(), fail())
     assert other.was_cancelled
+
+
+async def test_a_service_that_fails_while_draining_ends_the_drain() -> None:
+    stop, failing = asyncio.Event(), asyncio.Event()
+
+    async def fail() -> None:
+        await failing.wait()
+        raise OSError("device")
+
+    async def drain() -> None:
+        failing.set()
+        await asyncio.Event().wait()
+
+    stop.set()
+    with pytest.raises(OSError, match="device"):
+        async with asyncio.timeout(GUARD_S):
+            await run_until(stop, fail(), Service().run(), drain=drain)
+
+
+async def test_what_takes_long_is_given_up_when_the_role_is_stopped() -> None:
+    stop, work = asyncio.Event(), Service()
+    async with asyncio.timeout(GUARD_S):
+        waiting = asyncio.create_task(unless_stopped(stop, work.run()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert work.is_running
+        stop.set()
+        assert await waiting is None
+    assert work.was_cancelled
+
+
+async def test_what_is_done_in_time_is_returned_or_raised() -> None:
+    async def load(failure: Exception | None) -> str:
+        if failure is not None:
+            raise failure
+        return "model"
+
+    assert await unless_stopped(asyncio.Event(), load(None)) == "model"
+    with pytest.raises(ConfigError, match="no such folder"):
+        await unless_stopped(asyncio.Event(), load(ConfigError("no such folder", field="model")))
+
+
+DEAF = """
+import asyncio
+from baton.process import run
+
+async def role(stop):
+    print("started", flush=True)
+    await stop.wait()
+    print("stopped", flush=True)
+    await asyncio.Event().wait()
+
+run(role)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_of_a_kind_ends_a_process_that_drains(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "started\n"
+        child.send_signal(number)
+        assert child.stdout.readline() == "stopped\n"
+        child.send_signal(number)
+        assert child.wait(GUARD_S) == -number
 
 
 async def test_a_service_that_just_ends_is_an_error() -> None:

@@ -6,14 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+from asyncio.subprocess import Process
 from pathlib import Path
 
 import psutil
 import pytest
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError
+from redis.backoff import ConstantBackoff, NoBackoff
+from redis.exceptions import AuthenticationError, RedisError
 
 from baton import redis_server
 from baton.errors import ConfigError, Unavailable
@@ -62,6 +63,47 @@ async def test_a_taken_port_is_an_error() -> None:
     async with EmbeddedRedis() as server:
         with pytest.raises(Unavailable, match=str(server.port)):
             await EmbeddedRedis(port=server.port).__aenter__()
+
+
+async def test_one_that_dies_comes_back_empty_at_its_old_place() -> None:
+    reports: list[str] = []
+    async with EmbeddedRedis(report=reports.append) as server:
+        url, pid = server.url, server.pid
+        async with Redis.from_url(url) as client:
+            await client.set("key", "value")
+        os.kill(pid, signal.SIGKILL)
+        # The retries of the client bridge the gap; with another port or password they would not help.
+        retry = Retry(ConstantBackoff(0.05), 200)
+        async with Redis.from_url(url, retry=retry, retry_on_error=[RedisError, OSError]) as client:
+            assert await client.get("key") is None
+        assert server.url == url
+        assert server.pid != pid
+        process = psutil.Process(server.pid)
+    assert reports == ["the embedded Redis has ended (status -9); starting it again"]
+    assert not process.is_running()
+
+
+async def test_one_that_cannot_come_back_at_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_server, "_RETURN_PAUSE_S", 0.01)
+    reports: list[str] = []
+    async with EmbeddedRedis(report=reports.append) as server:
+        pid = server.pid
+        spawn, num_refused = server._spawn, 0
+
+        async def refused_twice(binary: Path) -> Process:
+            nonlocal num_refused
+            if num_refused < 2:
+                num_refused += 1
+                raise OSError("no more processes")
+            return await spawn(binary)
+
+        monkeypatch.setattr(server, "_spawn", refused_twice)
+        os.kill(pid, signal.SIGKILL)
+        retry = Retry(ConstantBackoff(0.05), 200)
+        async with Redis.from_url(server.url, retry=retry, retry_on_error=[RedisError, OSError]) as client:
+            assert await client.ping()
+    assert num_refused == 2
+    assert len(reports) == 1
 
 
 def test_it_dies_with_a_parent_that_is_killed() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from baton import AsyncClient
-from baton.errors import InternalError, InvalidRequest, Overloaded, Unavailable
-from baton.rpc_server import RpcServer
+from baton.errors import Draining, InternalError, InvalidRequest, Overloaded, Unavailable
+from baton.rpc_server import LOOPBACK, RpcServer
 from baton.v1 import common_pb2, inference_service_pb2
 from tests.baton.scripted_router import GUARD_S, SUMMARY, Response, Scripted, chunk, serving
+from tests.fakes import until
 
 
 async def started(context: Any, seed: int) -> None:
@@ -247,3 +248,80 @@ async def test_hearing_once_more_of_an_end_is_no_progress() -> None:
             chunks = [part async for part in client.generate("hello")]
         assert [part.finish_reason for part in chunks] == ["", "", "length"]
         assert len(second.requests) == 2
+
+
+async def test_a_router_that_hands_an_answer_over_is_lost() -> None:
+    async def leaving(scripted: Scripted, context: Any) -> None:
+        await started(context, 2**63)
+        await chunk(context, 0, "one")
+        await chunk(context, 1, " two")
+        raise Draining("this router is about to leave")
+
+    async with serving(leaving) as (first, server), serving(the_rest) as (second, other):
+        async with await AsyncClient.connect([server.address, other.address]) as client:
+            assert await client.generate("hello").text() == "one two three"
+        (known,) = second.requests[0].partial_answers
+        assert list(known.token_ids) == [10, 11]
+        assert len(first.requests) == 1
+
+
+async def test_a_call_that_begins_while_its_only_router_restarts_waits_for_it() -> None:
+    async with serving() as (_, server):
+        client = await AsyncClient.connect(server.address)
+    async with client:
+        generation = client.generate("hello")
+        answer = asyncio.create_task(generation.text())
+        # The first try has failed.
+        await until(lambda: generation._lost_at is not None)
+        async with serving(port=server.port), asyncio.timeout(GUARD_S):
+            assert await answer == "one two"
+
+
+class Wire:
+    """Between a client and its router; cut off, it takes what comes and passes nothing on."""
+
+    def __init__(self, port: int) -> None:
+        self.is_cut_off = False
+        self._port = port
+        self._tasks: list[asyncio.Task[None]] = []
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(LOOPBACK, self._port)
+        self._writers += [writer, back]
+        self._tasks += [asyncio.create_task(self._pass_on(*way)) for way in ((reader, back), (there, writer))]
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            if not self.is_cut_off:
+                writer.write(data)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+
+
+async def test_a_router_that_is_silent_on_a_connection_that_stands_is_lost_within_seconds() -> None:
+    async def breaks_off(scripted: Scripted, context: Any) -> None:
+        await started(context, 2**63)
+        await chunk(context, 0, "one")
+        await chunk(context, 1, " two")
+        await asyncio.Event().wait()
+
+    async with serving(breaks_off) as (_, server), serving(the_rest) as (_, other):
+        wire = Wire(server.port)
+        between = await asyncio.start_server(wire.connected, LOOPBACK)
+        port = between.sockets[0].getsockname()[1]
+        async with await AsyncClient.connect([f"{LOOPBACK}:{port}", other.address]) as client:
+            texts = []
+            # Without pings it would take minutes.
+            async with asyncio.timeout(GUARD_S):
+                async for part in client.generate("hello"):
+                    texts.append(part.text)
+                    wire.is_cut_off = len(texts) == 2
+            assert texts == ["one", " two", " three"]
+        await wire.close()
+        between.close()

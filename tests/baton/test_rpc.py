@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
 import pytest
 
 from baton import errors
-from baton.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, to_status, translate
+from baton.rpc import CHANNEL_OPTIONS, ROUTER_CHANNEL_OPTIONS, SERVER_OPTIONS, to_status, translate
 
 
 def call_error(
@@ -19,12 +20,24 @@ def call_error(
     return grpc.aio.AioRpcError(code, None, grpc.aio.Metadata(*metadata), details)
 
 
-def test_the_server_accepts_the_clients_pings() -> None:
-    client, server = dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)
+@pytest.mark.parametrize("options", [CHANNEL_OPTIONS, ROUTER_CHANNEL_OPTIONS], ids=["cluster", "client"])
+def test_the_server_accepts_the_clients_pings(options: Sequence[tuple[str, int]]) -> None:
+    client, server = dict(options), dict(SERVER_OPTIONS)
     assert server["grpc.http2.min_recv_ping_interval_without_data_ms"] <= client["grpc.keepalive_time_ms"] / 2
     assert server["grpc.http2.min_recv_ping_interval_without_data_ms"] <= 20_000
     assert server["grpc.http2.max_ping_strikes"] == 0
     assert server["grpc.keepalive_permit_without_calls"] == client["grpc.keepalive_permit_without_calls"] == 1
+
+
+def test_a_client_finds_a_silent_router_within_three_seconds() -> None:
+    client, others = dict(ROUTER_CHANNEL_OPTIONS), dict(CHANNEL_OPTIONS)
+    assert client["grpc.keepalive_time_ms"] + client["grpc.http2.ping_timeout_ms"] <= 3_000
+    differing = {name for name, value in client.items() if others.get(name) != value}
+    assert differing == {
+        "grpc.keepalive_time_ms",
+        "grpc.keepalive_timeout_ms",
+        "grpc.http2.ping_timeout_ms",
+    }
 
 
 def test_both_ends_allow_the_same_message_size() -> None:

@@ -222,24 +222,34 @@ async def test_health_is_what_the_owner_says() -> None:
         Registration(name=NAME, add=echo.add_to),
         Registration(name=other, add=lambda _: None),
     ]
+    ready = ("", "readiness", NAME, other)
     async with await RpcServer.start(registrations) as server, open_channel(server.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        assert [await check(stub, name) for name in ("", NAME, other)] == ["NOT_SERVING"] * 3
-        await server.set_serving(True, NAME)
-        states = [await check(stub, name) for name in ("", NAME, other)]
-        assert states == ["NOT_SERVING", "SERVING", "NOT_SERVING"]
-        await server.set_serving(True)
-        assert [await check(stub, name) for name in ("", NAME, other)] == ["SERVING"] * 3
-        await server.set_serving(False, other)
-        states = [await check(stub, name) for name in ("", NAME, other)]
-        assert states == ["NOT_SERVING", "SERVING", "NOT_SERVING"]
-        with pytest.raises(ValueError, match=r"baton\.test\.Absent"):
-            await server.set_serving(True, "baton.test.Absent")
+        assert [await check(stub, name) for name in (*ready, "liveness")] == [*4 * ["NOT_SERVING"], "SERVING"]
+        await server.set_health(ready=True)
+        assert [await check(stub, name) for name in (*ready, "liveness")] == 5 * ["SERVING"]
+        await server.set_health(ready=False, alive=False)
+        assert [await check(stub, name) for name in (*ready, "liveness")] == 5 * ["NOT_SERVING"]
+
+
+async def test_a_health_watch_hears_of_changes_only() -> None:
+    async with serving(Echo()) as (server, call):
+        watch = health_pb2_grpc.HealthStub(call.channel).Watch(
+            health_pb2.HealthCheckRequest(service="readiness")
+        )
+        seen = [(await watch.read()).status]
+        for ready in (False, False, True, True, False):
+            await server.set_health(ready=ready)
+            if ready != (seen[-1] == health_pb2.HealthCheckResponse.SERVING):
+                seen.append((await watch.read()).status)
+        statuses = health_pb2.HealthCheckResponse
+        assert seen == [statuses.NOT_SERVING, statuses.SERVING, statuses.NOT_SERVING]
+        watch.cancel()
 
 
 async def test_a_health_watch_hears_of_the_stop() -> None:
     async with serving(Echo()) as (server, call):
-        await server.set_serving(True)
+        await server.set_health(ready=True)
         watch = health_pb2_grpc.HealthStub(call.channel).Watch(health_pb2.HealthCheckRequest(service=NAME))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         stopping = asyncio.create_task(server.stop(grace_s=1))

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 from cryptography.hazmat.primitives import serialization
+from decode_worker.pool_config import PoolConfig
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton import AsyncClient, Client
@@ -22,7 +23,6 @@ from baton.rpc import OpenChannel, open_channel, translate
 from baton.rpc_server import RpcServer
 from baton.tls import TlsFiles, opener_trusting
 from decode_worker.config import DecodeConfig
-from decode_worker.pool_config import PoolConfig
 from prefill_worker.config import PrefillConfig
 from router.config import RouterConfig
 from tests.baton.scripted_router import background, serving

@@ -14,10 +14,10 @@ from baton.cluster.config import ClusterConfig
 from baton.cluster.local_cluster import LocalCluster
 from baton.models import ModelDir
 from baton.pull import pull
-from tests.tiny_model import write_tiny_model
+from benchmarks.tiny_llama import write_tiny_model
 
 REAL_MODEL = "smollm2-135m-instruct"
-ANY_PORTS = {"port": 0, "admin_port": 0, "dashboard_port": 0, "drain_s": 1.0}
+ANY_PORTS = {"port": 0, "admin_port": 0, "control_port": 0, "dashboard_port": 0, "drain_s": 1.0}
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,11 @@ async def real_cluster(real_model: ModelDir) -> AsyncIterator[LocalCluster]:
     config = ClusterConfig(
         model=str(real_model.path), dtype="float32", placement="disaggregated", **ANY_PORTS
     )
-    async with await LocalCluster.start(config) as cluster:
+    with pytest.MonkeyPatch.context() as environment:
+        # So that a dead worker's requests fail before it is back, which test_death.py looks at.
+        environment.setenv("BATON_ROUTER_RESUME_WAIT_S", "1")
+        cluster = await LocalCluster.start(config)
+    async with cluster:
         yield cluster
 
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from baton.cluster.local_cluster import LocalCluster
-from baton.rpc import open_channel
-from baton.v1.admin_service_pb2 import GetLedgerRequest
-from baton.v1.admin_service_pb2_grpc import AdminServiceStub
-
-Ledgers = dict[str, dict[str, int]]
+from benchmarks.ledgers import Ledgers, ledger
 
 
 async def ledgers(cluster: LocalCluster) -> Ledgers:
@@ -25,10 +21,3 @@ async def settled(cluster: LocalCluster, expected: Ledgers, *, within_s: float) 
     while (found := await ledgers(cluster)) != expected and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.02)
     return found
-
-
-async def ledger(address: str) -> tuple[str, dict[str, int]]:
-    """Name and counts of the process at an address."""
-    async with open_channel(address) as channel:
-        response = await AdminServiceStub(channel).GetLedger(GetLedgerRequest(), timeout=5.0)
-        return response.name, dict(response.counts)

@@ -27,7 +27,7 @@ from baton.v1.inference_service_pb2 import Chunk, GenerateRequest, GenerateRespo
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.integration.conftest import ANY_PORTS
 from tests.sampling_oracle import choose, exact_logprobs, likeliest, oracle_prompt_logprobs
-from tests.tiny_model import CONTROL, byte_tokenizer
+from benchmarks.tiny_llama import CONTROL, byte_tokenizer
 
 NUM_REQUESTS = 1_000
 CONCURRENCY = 32

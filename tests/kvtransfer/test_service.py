@@ -43,7 +43,7 @@ from tests.kvtransfer.stage import (
     sending,
     staged,
 )
-from tests.tcp_proxy import TcpProxy
+from benchmarks.chaos.tcp_proxy import TcpProxy
 
 torch.set_num_threads(1)
 

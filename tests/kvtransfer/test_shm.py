@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from baton.errors import ConfigError, PeerLost, Unavailable
+from baton.segment_files import remove_stale
 from kvtransfer.transports.arena import Arena
-from kvtransfer.transports.shm import OFFSET_BYTES, ShmCarrier, ShmSegment, remove_stale
+from kvtransfer.transports.shm import OFFSET_BYTES, ShmCarrier, ShmSegment
 
 SLOT = 4096
 _OWNER = """

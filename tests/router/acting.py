@@ -11,17 +11,18 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from baton.errors import Overloaded, Unavailable, to_failure
+from baton.errors import Draining, Overloaded, Unavailable, to_failure
 from baton.limits import blocks_needed
 from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
 from tests.fakes import MemorySession
-from tests.router.stage import NOBODY, PlayedDecode, PlayedPrefill, Stage
+from tests.router.stage import NOBODY, PlayedDecode, PlayedPrefill, Stage, info_of
 from tests.simulation.virtual_loop import VirtualLoop
 
 ResultT = TypeVar("ResultT")
 
 BLOCK_SIZE = 16
 HEARTBEAT_S = 0.25
+DRAINING = to_failure(Draining("it is about to leave"))
 
 
 def virtually(main: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -65,12 +66,22 @@ class Manners:
         return self.rng.random() < odds
 
 
+def token_at(index: int) -> int:
+    """The token of that index in any answer."""
+    return 100 + index
+
+
 class ActingDecode(PlayedDecode):
-    """A decode worker. reserved: when it was asked, and for which attempts."""
+    """A decode worker. reserved: when it was asked, and for which attempts.
+
+    is_draining: it refuses what comes.  left: set while no router has a session with it.
+    """
 
     def __init__(self, name: str, incarnation: int, num_blocks: int, manners: Manners) -> None:
         super().__init__(name, incarnation, num_blocks)
         self.reserved: list[tuple[float, bytes]] = []
+        self.is_draining = False
+        self.left = asyncio.Event()
         self._manners = manners
         self._held: dict[bytes, common_pb2.Sequence] = {}
         self._sizes: dict[bytes, int] = {}
@@ -81,6 +92,7 @@ class ActingDecode(PlayedDecode):
         return self.num_blocks - sum(blocks_needed(size + 1, BLOCK_SIZE) for size in self._sizes.values())
 
     async def serve(self, session: MemorySession) -> None:
+        self.left.clear()
         beating = asyncio.create_task(self._beat(session))
         try:
             await super().serve(session)
@@ -88,6 +100,18 @@ class ActingDecode(PlayedDecode):
             beating.cancel()
             for attempt_id in list(self._held):
                 self._drop(attempt_id)
+            self.left.set()
+
+    def drain(self) -> None:
+        """Refuses what comes from now on, and says so."""
+        self.is_draining = True
+        self.send(heartbeat=self._load())
+
+    def hand_over(self) -> None:
+        """Ends all it has."""
+        for attempt_id in list(self._held):
+            self._drop(attempt_id)
+            self.send(failed=decode_service_pb2.DecodeFailed(attempt_id=attempt_id, failure=DRAINING))
 
     def hear(self, message: Any) -> None:
         match message.WhichOneof("message"):
@@ -117,6 +141,10 @@ class ActingDecode(PlayedDecode):
         self.reserved.append((asyncio.get_running_loop().time(), attempt_id))
         blocks = blocks_needed(len(sequence.token_ids) + 1, BLOCK_SIZE)
         result = decode_service_pb2.ReserveResult(attempt_id=attempt_id, num_free_blocks=self.num_free_blocks)
+        if self.is_draining:
+            result.refusal.failure.CopyFrom(DRAINING)
+            self.send(reserve_result=result)
+            return
         if blocks > self.num_free_blocks or self._manners.happens(self._manners.refuses):
             result.refusal.failure.CopyFrom(to_failure(Overloaded("full", retry_after_s=0.05)))
             self.send(reserve_result=result)
@@ -152,7 +180,7 @@ class ActingDecode(PlayedDecode):
                 return
             start = self._sizes[attempt_id] - sequence.num_prompt_tokens
             self._sizes[attempt_id] += 1
-            event = self.token(attempt_id, start, 7, end=self._sizes[attempt_id] == most)
+            event = self.token(attempt_id, start, token_at(start), end=self._sizes[attempt_id] == most)
             if event.finish_reason:
                 self._drop(attempt_id)
                 self._step(event)
@@ -171,29 +199,38 @@ class ActingDecode(PlayedDecode):
 
     async def _beat(self, session: MemorySession) -> None:
         while not session.closed:
-            load = decode_service_pb2.DecodeWorkerHeartbeat(
-                num_free_blocks=self.num_free_blocks,
-                num_running=len(self._tasks),
-                num_leases=len(self._held) - len(self._tasks),
-                num_context_tokens=sum(self._sizes[attempt_id] for attempt_id in self._tasks),
-            )
-            session.send(self.up(heartbeat=load))
+            session.send(self.up(heartbeat=self._load()))
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _load(self) -> decode_service_pb2.DecodeWorkerHeartbeat:
+        return decode_service_pb2.DecodeWorkerHeartbeat(
+            num_free_blocks=self.num_free_blocks,
+            num_running=len(self._tasks),
+            num_leases=len(self._held) - len(self._tasks),
+            num_context_tokens=sum(self._sizes[attempt_id] for attempt_id in self._tasks),
+            is_draining=self.is_draining,
+        )
 
 
 class ActingPrefill(PlayedPrefill):
-    """A prefill worker, which computes all prompts at once. decodes: where KV goes, by incarnation."""
+    """A prefill worker, which computes all prompts at once. decodes: where KV goes, by incarnation.
+
+    is_draining: it refuses what comes.  left: set while no router has a session with it.
+    """
 
     def __init__(
         self, name: str, incarnation: int, budget: int, manners: Manners, decodes: dict[int, ActingDecode]
     ) -> None:
         super().__init__(name, incarnation, budget, NOBODY)
+        self.is_draining = False
+        self.left = asyncio.Event()
         self._manners = manners
         self._decodes = decodes
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
         self._costs: dict[bytes, int] = {}
 
     async def serve(self, session: MemorySession) -> None:
+        self.left.clear()
         beating = asyncio.create_task(self._beat(session))
         try:
             await super().serve(session)
@@ -203,12 +240,27 @@ class ActingPrefill(PlayedPrefill):
             for task in self._tasks.values():
                 task.cancel()
             self._tasks.clear()
+            self.left.set()
+
+    def drain(self) -> None:
+        """Refuses what comes from now on, and says so."""
+        self.is_draining = True
+        self.send(heartbeat=self._load())
+
+    def hand_over(self) -> None:
+        """Ends all it has."""
+        for attempt_id, task in list(self._tasks.items()):
+            task.cancel()
+            self._over(attempt_id, failure=DRAINING)
 
     def hear(self, message: Any) -> None:
         match message.WhichOneof("message"):
             case "prefill":
                 command = message.prefill
                 self._costs[command.attempt_id] = command.cost_tokens
+                if self.is_draining:
+                    self._over(command.attempt_id, failure=DRAINING)
+                    return
                 self._tasks[command.attempt_id] = acting(self._prefill(command))
             case "cancel":
                 task = self._tasks.pop(message.cancel.attempt_id, None)
@@ -228,7 +280,7 @@ class ActingPrefill(PlayedPrefill):
         start = num_tokens - sequence.num_prompt_tokens
         is_last = start + 1 == sequence.sampling.max_tokens
         self.grant(self._costs.pop(attempt_id))
-        self.send(token=self.token(attempt_id, start, 7, end=is_last))
+        self.send(token=self.token(attempt_id, start, token_at(start), end=is_last))
         if is_last:
             self._over(attempt_id, finished=True)
             return
@@ -248,9 +300,13 @@ class ActingPrefill(PlayedPrefill):
 
     async def _beat(self, session: MemorySession) -> None:
         while not session.closed:
-            load = prefill_service_pb2.PrefillWorkerHeartbeat(num_free_blocks=self.num_blocks)
-            session.send(self.up(heartbeat=load))
+            session.send(self.up(heartbeat=self._load()))
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _load(self) -> prefill_service_pb2.PrefillWorkerHeartbeat:
+        return prefill_service_pb2.PrefillWorkerHeartbeat(
+            num_free_blocks=self.num_blocks, is_draining=self.is_draining
+        )
 
 
 @dataclass
@@ -273,3 +329,16 @@ class Company:
         self.decodes[worker.identity.incarnation] = worker
         await self.stage.enter(worker, "decode")
         return worker
+
+    async def leave(self, worker: ActingPrefill | ActingDecode, *, grace_s: float) -> None:
+        """A worker drains, hands over what is left after the grace time, and is gone once it is left."""
+        role = "prefill" if isinstance(worker, ActingPrefill) else "decode"
+        worker.drain()
+        self.stage.registry.announce(info_of(worker, role, draining=True))
+        try:
+            async with asyncio.timeout(grace_s):
+                await worker.left.wait()
+        except TimeoutError:
+            worker.hand_over()
+            await worker.left.wait()
+        self.stage.kill(worker.identity.name)

@@ -64,6 +64,9 @@ async def test_a_prefill_worker_that_comes_later_is_told_of_all_decode_workers()
 async def test_changes_of_capacity_introduce_nobody_again_and_draining_parts_nobody() -> None:
     async with staged() as stage:
         prefill, decode = await stage.prefill(budget=100), await stage.decode()
+        stage.generate(max_tokens=3)
+        command = await to_prefill(prefill, decode)
+        prefill.first_token(command, 70)
         prefill.grant(50)
         await until(lambda: stage.fleet.prefill_links()[0].credit == 150)
         stage.registry.announce(info_of(decode, "decode", draining=True))

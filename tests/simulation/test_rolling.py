@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.plan import rolling
 from tests.simulation.run import report, run
 
-NUM_SEEDS = 12
+NUM_SEEDS = 6
 
 
 @pytest.mark.timeout(300)

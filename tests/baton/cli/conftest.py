@@ -22,6 +22,7 @@ from baton.v1.inference_service_pb2_grpc import (
     InferenceServiceServicer,
     add_InferenceServiceServicer_to_server,
 )
+from tests.baton.cli.fake_control import FakeControl, serving
 from tests.certificates import Authority
 
 
@@ -158,4 +159,17 @@ def public_router(tls: TlsFiles) -> Iterator[FakeRouter]:
 def private_router(tls: TlsFiles) -> Iterator[FakeRouter]:
     """With the TLS of an admin port."""
     with running(tls.server_credentials()) as fake:
+        yield fake
+
+
+@pytest.fixture
+def control() -> Iterator[FakeControl]:
+    with serving() as fake:
+        yield fake
+
+
+@pytest.fixture
+def private_control(tls: TlsFiles) -> Iterator[FakeControl]:
+    """With the TLS of a control port."""
+    with serving(tls.server_credentials()) as fake:
         yield fake

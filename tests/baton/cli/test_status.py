@@ -121,9 +121,9 @@ def test_pairs_are_objects_in_json(baton, cluster) -> None:
     decode, prefill = json.loads(baton("status", "--json", "--address", cluster.address).out)["workers"]
     assert decode["pairs"] == []
     assert prefill["pairs"] == [
-        {"worker": "decode-0", "transport": "shm", "reason": ""},
-        {"worker": "decode-1", "transport": "grpc", "reason": "[/dev/shm] of another host"},
-        {"worker": "decode-2", "transport": "", "reason": "num_layers differs"},
+        {"worker": "decode-0", "transport": "shm", "reason": "", "code": ""},
+        {"worker": "decode-1", "transport": "grpc", "reason": "[/dev/shm] of another host", "code": ""},
+        {"worker": "decode-2", "transport": "", "reason": "num_layers differs", "code": ""},
     ]
 
 

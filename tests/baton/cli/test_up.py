@@ -12,7 +12,7 @@ from baton.cluster.config import ClusterConfig
 from baton.cluster.local_cluster import LocalCluster
 from baton.errors import Unavailable
 
-SETTINGS = ["--port=0", "--admin-port=0", "--dashboard-port=0"]
+SETTINGS = ["--port=0", "--admin-port=0", "--control-port=0", "--dashboard-port=0"]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
     flags += ["--kv-cache-bytes=1000", "--port=1", "--admin-port=2", "--dashboard-port=3"]
     flags += ["--redis-url=redis://h/0", "--no-ray", f"--trace-file={tmp_path}", f"--log-dir={tmp_path}"]
     flags += ["--tls-cert=c", "--tls-key=k", "--tls-ca=a", "--tls-server-name=n", "--kv-transport=nixl"]
-    flags += ["--placement=disaggregated"]
+    flags += ["--placement=disaggregated", "--routers=2", "--control-port=4"]
     assert settings(baton, started, *flags, "--start-timeout-s=9") == ClusterConfig(
         prefill=2,
         decode=3,
@@ -55,6 +55,8 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
         kv_transport="nixl",
         port=1,
         admin_port=2,
+        control_port=4,
+        routers=2,
         dashboard_port=3,
         redis_url="redis://h/0",
         ray=False,
@@ -66,6 +68,10 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
         tls_server_name="n",
         start_timeout_s=9.0,
     )
+
+
+def test_prefill_workers_may_be_actors_too(baton, started) -> None:
+    assert settings(baton, started, "--prefill-on=ray") == ClusterConfig(prefill_on="ray")
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(baton, started, tmp_path, monkeypatch) -> None:
@@ -93,7 +99,7 @@ def test_a_bad_setting_is_exit_code_2_and_named(baton, started, flag, field) -> 
     assert started == []
 
 
-@pytest.mark.parametrize("setting", ["port", "admin_port", "dashboard_port"])
+@pytest.mark.parametrize("setting", ["port", "admin_port", "control_port", "dashboard_port"])
 def test_a_taken_port_is_refused_before_anything_starts(
     baton, tiny_folder, monkeypatch, tmp_path, setting
 ) -> None:

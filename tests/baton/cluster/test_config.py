@@ -64,6 +64,9 @@ def test_every_other_placement_needs_a_prefill_worker(placement) -> None:
         ("dtype", "int8"),
         ("kv_transport", "tcp"),
         ("placement", "warm"),
+        ("prefill_on", "slurm"),
+        ("routers", 0),
+        ("control_port", 65536),
         ("start_timeout_s", 0.0),
     ],
 )
@@ -78,6 +81,48 @@ def test_two_ports_of_the_router_must_differ() -> None:
         ClusterConfig(port=7000, admin_port=7000)
     assert caught.value.field == "admin_port"
     assert ClusterConfig(port=0, admin_port=0).admin_port == 0
+
+
+def test_each_router_has_ports_of_its_own() -> None:
+    config = ClusterConfig(routers=3)
+    assert config.router_names == ["router-0", "router-1", "router-2"]
+    assert config.ports_from(config.port) == [50051, 50061, 50071]
+    assert config.ports_from(0) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"port": 7000, "admin_port": 7010, "routers": 2}, "admin_port"),
+        ({"control_port": 50061, "routers": 2}, "control_port"),
+        ({"port": 65530, "routers": 2}, "port"),
+        ({"dashboard_port": 50051}, "dashboard_port"),
+    ],
+)
+def test_no_two_ports_are_the_same_and_none_is_too_high(given, field) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig(**given)
+    assert caught.value.field == field
+
+
+def test_without_a_local_ray_its_dashboard_takes_no_port() -> None:
+    assert ClusterConfig(ray=False, dashboard_port=50051).port == 50051
+
+
+def test_who_runs_which_role() -> None:
+    def on_ray(**given: object) -> tuple[bool, bool]:
+        config = ClusterConfig(**given)
+        return config.is_on_ray("prefill"), config.is_on_ray("decode")
+
+    assert on_ray() == (False, True)
+    assert on_ray(prefill_on="ray") == (True, True)
+    assert on_ray(ray=False) == (False, False)
+
+
+def test_prefill_on_ray_without_ray_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig(ray=False, prefill_on="ray")
+    assert caught.value.field == "prefill_on"
 
 
 def test_a_ray_address_without_ray_is_refused() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from baton.cluster.restart_policy import RestartPolicy
+from baton.cluster.restart_policy import RestartPolicy, pause_after_leaving_s
 
 
 def pauses(policy: RestartPolicy, lives_s: list[float]) -> list[float | None]:
@@ -36,3 +36,8 @@ def test_half_a_minute_of_life_starts_a_new_count() -> None:
     assert after_health is not None
     assert after_health <= 0.2
     assert [pause is None for pause in pauses(policy, [1.0] * 4)] == [False, False, False, True]
+
+
+def test_what_left_on_request_comes_back_at_once_unless_it_leaves_at_once() -> None:
+    assert pause_after_leaving_s(3.0) == 0.0
+    assert pause_after_leaving_s(0.1) == pytest.approx(0.4)

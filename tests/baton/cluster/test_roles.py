@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from baton.cluster.config import ClusterConfig
+from baton.cluster.places import Places, Ports
 from baton.cluster.role_process import RoleSpec
-from baton.cluster.roles import Places, decode_specs, prefill_specs, router_spec
+from baton.cluster.role_settings import RoleSettings
+from baton.cluster.roles import pool_spec, router_specs, worker_spec, worker_specs
 from baton.config import load_config
+from baton.pool.config import PoolConfig
 from baton.tls import TlsFiles
 from decode_worker.config import DecodeConfig
-from decode_worker.pool_config import PoolConfig
 from prefill_worker.config import PrefillConfig
 from router.config import RouterConfig
 
@@ -23,20 +26,50 @@ REDIS_URL = f"redis://:{PASSWORD}@127.0.0.1:6000/0"
 @pytest.fixture
 def places(tmp_path: Path) -> Places:
     return Places(
-        port=1001,
-        admin_port=1002,
-        dashboard_port=1003,
+        ports=Ports(
+            public={"router-0": 1001, "router-1": 1011},
+            admin={"router-0": 1002, "router-1": 1012},
+            control=1004,
+            dashboard=1003,
+        ),
         redis_url=REDIS_URL,
         logs=tmp_path,
         ready_file=tmp_path / "pool.json",
         ray_dir=Path("/tmp/short"),
         config_file="",
+        role_settings=RoleSettings({}),
     )
 
 
 def read(spec: RoleSpec, cls: type, section: str):
     assert spec.command[0] == "-m"
     return load_config(cls, section=section, argv=spec.command[2:], environ=spec.environment)
+
+
+def router_spec(config: ClusterConfig, places: Places) -> RoleSpec:
+    return router_specs(config, places)[0]
+
+
+def specs_of(role: str, config: ClusterConfig, places: Places) -> list[RoleSpec]:
+    return [spec for spec in worker_specs(config, places) if spec.role == role]
+
+
+def prefill_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
+    return specs_of("prefill", config, places)
+
+
+def decode_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
+    return specs_of("decode", config, places)
+
+
+def test_each_router_gets_a_name_and_ports(places) -> None:
+    specs = router_specs(ClusterConfig(routers=2), places)
+    configs = [read(spec, RouterConfig, "router") for spec in specs]
+    assert [(config.name, config.port, config.admin_port) for config in configs] == [
+        ("router-0", 1001, 1002),
+        ("router-1", 1011, 1012),
+    ]
+    assert [spec.name for spec in specs] == ["router-0", "router-1"]
 
 
 def test_the_router_gets_its_ports_and_the_dashboards_address(places) -> None:
@@ -105,17 +138,57 @@ def test_a_transport_is_a_matter_of_the_prefill_workers(places) -> None:
 
 
 def test_one_pool_places_all_decode_workers_on_ray(places) -> None:
-    (spec,) = decode_specs(ClusterConfig(decode=2), places)
-    config = read(spec, PoolConfig, "decode")
-    assert (config.workers, config.dashboard_port, config.ray_dir) == (2, 1003, "/tmp/short")
+    config = ClusterConfig(decode=2)
+    spec = pool_spec(config, places)
+    pool = read(spec, PoolConfig, "pool")
+    assert (pool.decode, pool.prefill, pool.dashboard_port, pool.ray_dir) == (2, 0, 1003, "/tmp/short")
+    assert (pool.control_port, pool.drain_s, pool.ready_file) == (0, 5.0, str(places.ready_file))
     assert spec.logs == (places.logs / "decode-0.log", places.logs / "decode-1.log")
+    assert [spec.name for spec in worker_specs(config, places)] == ["pool", "prefill-0"]
+
+
+def test_the_pool_may_place_prefill_workers_too(places) -> None:
+    config = ClusterConfig(decode=1, prefill=2, prefill_on="ray")
+    (spec,) = worker_specs(config, places)
+    pool = read(spec, PoolConfig, "pool")
+    assert (pool.decode, pool.prefill) == (1, 2)
+    assert [path.name for path in spec.logs] == ["prefill-0.log", "prefill-1.log", "decode-0.log"]
+
+
+def test_what_its_workers_are_to_know_travels_in_the_environment(places) -> None:
+    config = ClusterConfig(prefill_on="ray", threads=3, dtype="float32", kv_transport="grpc", namespace="n")
+    spec = pool_spec(config, places)
+    decode = load_config(DecodeConfig, section="decode", argv=[], environ=spec.environment)
+    prefill = load_config(PrefillConfig, section="prefill", argv=[], environ=spec.environment)
+    for worker in (decode, prefill):
+        assert (worker.threads, worker.dtype, worker.namespace) == (3, "float32", "n")
+        assert (worker.redis_url, worker.drain_s, worker.kv_memory_fraction) == (REDIS_URL, 5.0, 0.05)
+    assert prefill.kv_transport == "grpc"
+
+
+def test_what_the_cluster_leaves_open_stays_the_roles(places) -> None:
+    own = RoleSettings({"BATON_DECODE_THREADS": "7"})
+    spec = pool_spec(ClusterConfig(prefill_on="ray"), replace(places, role_settings=own))
+    names = {name for name in spec.environment if name.startswith(("BATON_DECODE_", "BATON_PREFILL_"))}
+    assert not names & {"BATON_DECODE_THREADS", "BATON_DECODE_DTYPE", "BATON_DECODE_KV_CACHE_BYTES"}
+    assert "BATON_PREFILL_THREADS" in names
+    assert not {name for name in names if name.endswith(("_TRACE_FILE", "_TLS_CA", "_KV_TRANSPORT"))}
+    given = pool_spec(ClusterConfig(threads=2), replace(places, role_settings=own))
+    assert given.environment["BATON_DECODE_THREADS"] == "2"
 
 
 def test_a_given_ray_gets_no_folder_of_this_machine(places) -> None:
-    (spec,) = decode_specs(ClusterConfig(ray_address="10.0.0.1:6379"), places)
-    config = read(spec, PoolConfig, "decode")
+    spec = pool_spec(ClusterConfig(ray_address="10.0.0.1:6379"), places)
+    config = read(spec, PoolConfig, "pool")
     assert (config.ray_address, config.ray_dir, config.log_dir) == ("10.0.0.1:6379", "", "")
     assert spec.logs == ()
+
+
+def test_a_worker_can_be_added_later(places) -> None:
+    config = ClusterConfig(ray=False, prefill=1, decode=1, threads=2)
+    spec = worker_spec(config, places, role="decode", index=4)
+    assert (spec.name, spec.role) == ("decode-4", "decode")
+    assert read(spec, DecodeConfig, "decode").threads == 2
 
 
 def test_without_ray_each_decode_worker_is_a_process(places) -> None:
@@ -125,12 +198,15 @@ def test_without_ray_each_decode_worker_is_a_process(places) -> None:
 
 def test_every_role_gets_the_files_of_tls(places) -> None:
     tls = TlsFiles(cert="/c", key="/k", ca="/a", server_name="n")
-    for ray in (True, False):
-        config = ClusterConfig(ray=ray, tls_cert="/c", tls_key="/k", tls_ca="/a", tls_server_name="n")
-        decode = read(decode_specs(config, places)[0], PoolConfig if ray else DecodeConfig, "decode")
-        router = read(router_spec(config, places), RouterConfig, "router")
-        prefill = read(prefill_specs(config, places)[0], PrefillConfig, "prefill")
-        assert [role.tls for role in (router, prefill, decode)] == [tls] * 3
+    given = {"tls_cert": "/c", "tls_key": "/k", "tls_ca": "/a", "tls_server_name": "n"}
+    config = ClusterConfig(ray=False, **given)
+    decode = read(decode_specs(config, places)[0], DecodeConfig, "decode")
+    router = read(router_spec(config, places), RouterConfig, "router")
+    prefill = read(prefill_specs(config, places)[0], PrefillConfig, "prefill")
+    assert [role.tls for role in (router, prefill, decode)] == [tls] * 3
+    spec = pool_spec(ClusterConfig(**given), places)
+    actor = load_config(DecodeConfig, section="decode", argv=[], environ=spec.environment)
+    assert [read(spec, PoolConfig, "pool").tls, actor.tls] == [tls] * 2
 
 
 def test_without_tls_here_a_role_keeps_its_own(places) -> None:
@@ -140,7 +216,7 @@ def test_without_tls_here_a_role_keeps_its_own(places) -> None:
 
 def test_no_command_line_holds_the_password(places) -> None:
     config = ClusterConfig(prefill=2, decode=2)
-    specs = [router_spec(config, places), *prefill_specs(config, places), *decode_specs(config, places)]
+    specs = [*router_specs(config, places), *worker_specs(config, places)]
     assert not [spec.name for spec in specs if PASSWORD in " ".join(spec.command)]
     assert all(REDIS_URL in spec.environment.values() for spec in specs)
     # Nor would a log that shows them.

@@ -25,6 +25,10 @@ STUBBORN = (
     "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\n"
     "while True: signal.pause()"
 )
+LEAVING = (
+    "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True)\n"
+    "while True: signal.pause()"
+)
 FAILING = "import sys; print('about to fail', flush=True); sys.exit('the weights are missing')"
 
 
@@ -32,6 +36,7 @@ FAILING = "import sys; print('about to fail', flush=True); sys.exit('the weights
 def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(restart_policy, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(restart_policy, "LEAST_LIFE_S", 0.0)
 
 
 def child(name: str, script: str, tmp_path: Path, guard: Guard, *, role: str = "prefill") -> RoleProcess:
@@ -129,7 +134,7 @@ async def test_stages_stop_one_after_the_other(tmp_path: Path) -> None:
         "signal.signal(signal.SIGTERM, end); print('up', flush=True)\n"
         "while True: signal.pause()\n"
     )
-    names = ["router-0", "prefill-0", "decode-pool"]
+    names = ["router-0", "prefill-0", "pool"]
     async with Guard() as guard:
         processes = [
             RoleProcess(
@@ -143,7 +148,7 @@ async def test_stages_stop_one_after_the_other(tmp_path: Path) -> None:
             await until(lambda: all("up" in process.log_file.read_text() for process in processes))
             task.cancel()
             await asyncio.wait([task])
-            await supervising.stop([["router-0"], ["prefill-0", "decode-pool"]], grace_s=5.0)
+            await supervising.stop([["router-0"], ["prefill-0", "pool"]], grace_s=5.0)
     assert order.read_text().split()[0] == "router-0"
     assert sorted(order.read_text().split()) == sorted(names)
 
@@ -162,14 +167,14 @@ async def test_a_child_that_ignores_the_request_is_killed(tmp_path: Path) -> Non
 async def test_what_a_dead_child_left_behind_is_killed(tmp_path: Path) -> None:
     script = "import os, signal\npid = os.fork()\nif pid: print(pid, flush=True)\nsignal.pause()\n"
     async with Guard() as guard:
-        parent = child("decode-pool", script, tmp_path, guard, role="decode")
+        parent = child("pool", script, tmp_path, guard, role="decode")
         await parent.start()
         await until(lambda: parent.log_file.read_text().strip())
         grandchild = int(parent.log_file.read_text())
         os.kill(parent.pid, signal.SIGKILL)
         assert (await parent.wait())[0] == -signal.SIGKILL
         await until(lambda: is_gone(grandchild))
-        with pytest.raises(Unavailable, match="decode-pool is not running"):
+        with pytest.raises(Unavailable, match="pool is not running"):
             _ = parent.pid
 
 
@@ -190,3 +195,87 @@ def test_ends_are_described_in_words() -> None:
 
 def test_five_is_the_number_in_the_message() -> None:
     assert supervisor.MAX_QUICK_DEATHS == 5
+
+
+async def test_a_child_that_was_asked_to_leave_comes_back_and_counts_no_death(tmp_path: Path) -> None:
+    reports: list[str] = []
+    async with Guard() as guard:
+        leaving = child("prefill-0", LEAVING, tmp_path, guard)
+        async with running(leaving, reports=reports) as (supervising, task):
+            supervising.is_settled = True
+            # More often than a role may die in a row.
+            for times in range(1, restart_policy.MAX_QUICK_DEATHS + 2):
+                await until(lambda times=times: leaving.log_file.read_text().count("up") == times)
+                os.kill(leaving.pid, signal.SIGTERM)
+                await until(lambda times=times: len(reports) == times)
+            await until(lambda: leaving.is_running)
+            assert set(reports) == {"prefill-0 ended with status 0; starting it again"}
+            assert supervising.life("prefill-0").num_restarts == restart_policy.MAX_QUICK_DEATHS + 1
+            assert not task.done()
+
+
+async def test_an_added_child_is_kept_like_the_others(tmp_path: Path) -> None:
+    reports: list[str] = []
+    async with Guard() as guard:
+        first, second = (
+            child(f"decode-{index}", FOREVER, tmp_path, guard, role="decode") for index in (0, 1)
+        )
+        async with running(first, reports=reports) as (supervising, _):
+            supervising.is_settled = True
+            await supervising.add(second)
+            assert supervising.staying("decode") == ["decode-0", "decode-1"]
+            pid = second.pid
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: supervising.pids.get("decode-1", pid) != pid)
+            with pytest.raises(ValueError, match="decode-1"):
+                await supervising.add(child("decode-1", FOREVER, tmp_path, guard))
+    assert reports == ["decode-1 was killed by SIGKILL; starting it again"]
+    assert not second.is_running
+
+
+async def test_a_removed_child_drains_and_does_not_come_back(tmp_path: Path) -> None:
+    reports: list[str] = []
+    async with Guard() as guard:
+        leaving, other = (
+            child("decode-0", LEAVING, tmp_path, guard),
+            child("decode-1", FOREVER, tmp_path, guard),
+        )
+        async with running(leaving, other, reports=reports) as (supervising, task):
+            supervising.is_settled = True
+            await until(lambda: "up" in leaving.log_file.read_text())
+            removing = asyncio.create_task(supervising.remove("decode-0", 5.0))
+            await until(lambda: supervising.life("decode-0").state == "draining" or removing.done())
+            assert supervising.staying("prefill") == ["decode-1"]
+            await removing
+            assert supervising.names == ["decode-1"]
+            assert not leaving.is_running
+            assert not task.done()
+    assert reports == []
+
+
+async def test_a_child_that_will_not_drain_is_killed_after_its_grace(tmp_path: Path) -> None:
+    async with Guard() as guard:
+        stubborn, other = child("a-0", STUBBORN, tmp_path, guard), child("a-1", FOREVER, tmp_path, guard)
+        async with running(stubborn, other, reports=[]) as (supervising, _):
+            supervising.is_settled = True
+            await until(lambda: "up" in stubborn.log_file.read_text())
+            pid = stubborn.pid
+            await supervising.remove("a-0", 0.1)
+            assert is_gone(pid)
+            assert supervising.names == ["a-1"]
+
+
+async def test_one_that_is_given_up_can_be_removed(tmp_path: Path) -> None:
+    reports: list[str] = []
+    async with Guard() as guard:
+        failing, other = child("a-0", FAILING, tmp_path, guard), child("a-1", FOREVER, tmp_path, guard)
+        supervising = Supervisor([failing, other], report=reports.append, rng=random.Random(0))
+        supervising.is_settled = True
+        task = asyncio.create_task(supervising.run())
+        await until(lambda: supervising.life("a-0").state == "failed")
+        assert supervising.life("a-0").reason == "ended with status 1"
+        await supervising.remove("a-0", 5.0)
+        assert supervising.names == ["a-1"]
+        task.cancel()
+        await asyncio.wait([task])
+        await supervising.stop([supervising.names], grace_s=5.0)
