@@ -26,9 +26,10 @@ from baton.logs import get_logger
 from baton.rpc import SERVER_OPTIONS, to_status, translate
 
 LOOPBACK: Final = "127.0.0.1"
-# Open calls of one server, all connections together. A call whose client reads nothing cannot be ended
-# from this side, and a session costs its heartbeats: without a bound one bad peer takes the process.
-MAX_CALLS: Final = 8_192
+# Open calls of one server. A call whose client reads nothing cannot be ended from this side, and a session
+# costs the event loop its heartbeats: 10,000 opened at once made a worker silent for so long that its
+# router gave it up.
+MAX_CALLS: Final = 2_048
 
 # Names that the health service knows beside those of the services.
 READINESS: Final = "readiness"
@@ -89,13 +90,16 @@ class RpcServer:
             host: address to listen on; give a number rather than a name, which may stand for two addresses.
             port: TCP port; 0 takes a free one, which `port` then holds.
             credentials: for TLS; plain text without.
-            max_calls: calls that may be open; more end at once with RESOURCE_EXHAUSTED.
+            max_calls: calls that may be open; more end at once with RESOURCE_EXHAUSTED. One connection gets
+                half of them, and what it starts beyond that waits at its client.
 
         Raises:
             ConfigError: the address cannot be bound; the message says why and what to do.
         """
         server = grpc.aio.server(
-            options=SERVER_OPTIONS, interceptors=[ErrorInterceptor()], maximum_concurrent_rpcs=max_calls
+            options=[*SERVER_OPTIONS, ("grpc.max_concurrent_streams", max_calls // 2)],
+            interceptors=[ErrorInterceptor()],
+            maximum_concurrent_rpcs=max_calls,
         )
         names = [registration.name for registration in registrations]
         self = cls(server, host, _bind(server, host, port, credentials), names)

@@ -102,8 +102,8 @@ async def _run(
             host=config.host,
             port=config.port,
             credentials=tls.public_server_credentials(),
-            # Room to refuse requests in our own words, and for calls that are not requests.
-            max_calls=2 * config.max_requests,
+            # Room on each connection to refuse requests in our own words, and for calls that are no requests.
+            max_calls=4 * config.max_requests,
         ) as server,
         await RpcServer.start(
             [private], host=config.admin_host, port=config.admin_port, credentials=tls.server_credentials()

@@ -31,7 +31,7 @@ class RoleSpec:
     """What to run.
 
     name: of the process, for example "prefill-0".
-    role: "router", "prefill" or "decode".
+    role: "router", "prefill", "decode" or "pool".
     command: arguments of the Python interpreter.
     environment: added to this process's own; passwords travel here, never in `command`.
     logs: files this role's children write, shown with its own log when it fails.
@@ -87,7 +87,8 @@ class RoleProcess:
                 stdout=log,
                 stderr=STDOUT,
                 cwd=_ROOT,
-                env={**os.environ, **self.spec.environment},
+                # gRPC's own lines about closed connections would stand between those of the log.
+                env={"GRPC_VERBOSITY": "ERROR", **os.environ, **self.spec.environment},
                 start_new_session=True,
             )
         finally:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import grpc.aio
@@ -289,3 +289,37 @@ async def test_the_default_is_loopback_and_any_free_port() -> None:
         assert server.host == "127.0.0.1"
         with socket.create_connection(("127.0.0.1", server.port), timeout=5):
             pass
+
+
+async def test_calls_beyond_the_bound_wait_at_their_client_or_are_refused() -> None:
+    async with (
+        await RpcServer.start([Registration(name=NAME, add=Echo().add_to)], max_calls=4) as server,
+        open_channel(server.address) as channel,
+        open_channel(server.address) as other,
+        open_channel(server.address) as third,
+    ):
+        held = [Caller(each).start("unary_stream", b"forever") for each in (channel, channel, other, other)]
+        for one in held:
+            # Only a call that the server has taken has a first answer.
+            assert await anext(aiter(one)) == b"first"
+        waiting = asyncio.create_task(Caller(channel)("unary_unary", b"hello"))
+        with pytest.raises(Overloaded, match="as many calls open as it takes"):
+            await Caller(third)("unary_unary", b"hello")
+        assert not waiting.done()
+        # Its connection has half of the calls, whatever others leave free.
+        for one in held[2:]:
+            one.cancel()
+        await until_taken(Caller(third))
+        assert not waiting.done()
+        held[0].cancel()
+        assert await waiting == [b"hello"]
+        held[1].cancel()
+
+
+async def until_taken(call: Caller) -> None:
+    """Calls until the server has heard that others are gone."""
+    async with asyncio.timeout(10):
+        while True:
+            with suppress(Overloaded):
+                await call("unary_unary", b"hello")
+                return

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from baton import sessions
-from baton.errors import BatonError, IncompatiblePeer, PeerLost
+from baton.errors import BatonError, Draining, IncompatiblePeer, PeerLost
 from baton.rpc import open_channel
 from baton.rpc_server import Registration, RpcServer
 from baton.sessions import StreamSession, converse, first_message, keep_alive, serving_session
@@ -216,6 +216,17 @@ async def test_a_peer_that_refuses_us_says_which_field_differs() -> None:
         with pytest.raises(IncompatiblePeer, match="rope differs") as error:
             await receive(session)
         assert error.value.field == "rope"
+
+
+async def test_a_peer_that_is_leaving_is_not_one_that_is_lost() -> None:
+    async def refuse(session: StreamSession[Any, Any]) -> None:
+        await first_message(aiter(session), session.peer)
+        raise Draining("the worker is leaving")
+
+    async with loopback(refuse) as net, net.dial() as session:
+        session.send(BEAT_DOWN)
+        with pytest.raises(Draining, match="the worker is leaving"):
+            await receive(session)
 
 
 async def test_a_full_outbox_is_a_lost_peer_for_the_sender_and_for_its_reader(

@@ -1,0 +1,120 @@
+"""How far the workers that are plain processes are: what the supervisor knows, joined with what routers see.
+
+A plain core: no process, no network, no clock. A process that lives may still load its model, and one
+that a router lost may still live; only both together say whether it serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from baton.cluster.life import Life
+from baton.cluster.router_views import ClusterStatus
+from baton.v1 import admin_service_pb2, common_pb2, pool_service_pb2
+from baton.v1.pool_service_pb2 import PoolWorker, PoolWorkerState
+
+ROLES = {"prefill": common_pb2.ROLE_PREFILL, "decode": common_pb2.ROLE_DECODE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFacts:
+    """One process now. role: "prefill" or "decode".  pid: 0 while it does not run."""
+
+    name: str
+    role: str
+    life: Life
+    pid: int
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a worker was when it was last looked at, and since when."""
+
+    state: PoolWorkerState.ValueType
+    pid: int
+    since_s: float
+    served_pid: int = 0
+
+
+class WorkerStates:
+    """Remembers since when each worker has been what it is. node: address of this machine."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._seen: dict[str, _Seen] = {}
+
+    def update(
+        self, processes: Sequence[ProcessFacts], views: Iterable[ClusterStatus], now_s: float
+    ) -> list[PoolWorker]:
+        """The workers in the same order; what is no longer among them is forgotten."""
+        found = [worker for view in views for worker in view.workers]
+        known = {process.name for process in processes}
+        self._seen = {name: seen for name, seen in self._seen.items() if name in known}
+        return [self._describe(process, _at_routers(process, found), now_s) for process in processes]
+
+    def _describe(
+        self, process: ProcessFacts, at_routers: list[admin_service_pb2.WorkerStatus], now_s: float
+    ) -> PoolWorker:
+        before = self._seen.get(process.name)
+        has_served = before is not None and before.served_pid == process.pid != 0
+        state, reason = _state_of(process, at_routers, has_served=has_served)
+        served_pid = process.pid if state == pool_service_pb2.POOL_WORKER_STATE_SERVING or has_served else 0
+        if before is None or (before.state, before.pid) != (state, process.pid):
+            before = _Seen(state, process.pid, now_s)
+        before.served_pid = served_pid
+        self._seen[process.name] = before
+        return PoolWorker(
+            name=process.name,
+            role=ROLES[process.role],
+            state=state,
+            reason=reason,
+            node=self._node,
+            pid=process.pid,
+            runner="process",
+            num_restarts=process.life.num_restarts,
+            since_ms=round(1000 * (now_s - before.since_s)),
+            num_attempts=sum(worker.num_attempts for worker in at_routers),
+        )
+
+
+def _at_routers(
+    process: ProcessFacts, found: list[admin_service_pb2.WorkerStatus]
+) -> list[admin_service_pb2.WorkerStatus]:
+    """What the routers say about this very process, and not about an earlier one of its name."""
+    return [worker for worker in found if worker.name == process.name and worker.pid == process.pid != 0]
+
+
+def _state_of(
+    process: ProcessFacts, at_routers: list[admin_service_pb2.WorkerStatus], *, has_served: bool
+) -> tuple[PoolWorkerState.ValueType, str]:
+    """The state and, where it does not serve, why."""
+    match process.life.state:
+        case "failed":
+            return pool_service_pb2.POOL_WORKER_STATE_FAILED, process.life.reason
+        case "restarting":
+            return pool_service_pb2.POOL_WORKER_STATE_RESTARTING, process.life.reason
+        case "draining":
+            return pool_service_pb2.POOL_WORKER_STATE_DRAINING, "it is asked to leave"
+        case "running":
+            return _running_state(at_routers, has_served=has_served)
+
+
+def _running_state(
+    at_routers: list[admin_service_pb2.WorkerStatus], *, has_served: bool
+) -> tuple[PoolWorkerState.ValueType, str]:
+    states = {worker.state for worker in at_routers}
+    if any(_serves(worker) for worker in at_routers):
+        return pool_service_pb2.POOL_WORKER_STATE_SERVING, ""
+    if "draining" in states:
+        return pool_service_pb2.POOL_WORKER_STATE_DRAINING, "it leaves by itself, and is started again"
+    lonely = "it has no decode worker to send KV to" if "ready" in states else "no router sees it ready"
+    reason = next((worker.reason for worker in at_routers if worker.reason), lonely)
+    if has_served or "refused" in states:
+        return pool_service_pb2.POOL_WORKER_STATE_UNHEALTHY, reason
+    return pool_service_pb2.POOL_WORKER_STATE_STARTING, reason
+
+
+def _serves(worker: admin_service_pb2.WorkerStatus) -> bool:
+    is_prefill = worker.role == common_pb2.ROLE_PREFILL
+    return worker.state == "ready" and (not is_prefill or any(pair.transport for pair in worker.pairs))

@@ -1,0 +1,28 @@
+"""`python -m baton.pool`: runs workers as Ray actors until SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+
+from baton.config import load_config
+from baton.logs import configure_logging
+from baton.pool.config import PoolConfig
+from baton.pool.environment import prepare_environment
+from baton.process import report_errors, run
+
+
+def main() -> int:
+    """Entry point."""
+    config = load_config(PoolConfig, section="pool", argv=sys.argv[1:], environ=os.environ)
+    configure_logging("pool", config.log_level)
+    prepare_environment(config)
+    # Ray reads its environment when it is imported, and so do the roles' actors.
+    from baton.pool.serve import pool_classes, serve  # noqa: PLC0415
+
+    return run(partial(serve, config, pool_classes(config), dict(os.environ)))
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

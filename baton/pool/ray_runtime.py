@@ -1,0 +1,293 @@
+"""Ray, as a pool uses it: places, named actors, nodes. The one module that starts Ray.
+
+Every call that waits for Ray's control service runs on one thread. Tokens and KV never pass through Ray.
+
+Import it after prepare_environment(): Ray reads its environment once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.exceptions import RayError
+from ray.util import list_named_actors
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from baton.errors import Unavailable
+from baton.logs import get_logger
+from baton.pool.config import MAX_SLOTS, ROLES, PoolConfig, slot
+from baton.pool.gcs_watch import GcsWatch
+from baton.pool.placing import Ask, Node, Target
+from baton.pool.ray_worker import RayWorker
+from baton.pool.runtime import FoundWorker, Place, WorkerFacts, WorkerHandle, WorkerLost, WorkerSpec
+from baton.rpc import OpenChannel
+from baton.tls import TlsFiles
+
+LOOPBACK: Final = "127.0.0.1"
+# Tokens and KV never pass through Ray's object store; this is the least it accepts.
+OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
+# One call waits for the actor's end as long as it lives; the others must not wait behind it.
+ACTOR_THREADS: Final = 4
+# Ray frees an actor's name some moments after its end.
+NAME_FREE_S: Final = 10.0
+# A worker of an earlier pool that does not say who it is in this time is replaced.
+FIND_WITHIN_S: Final = 15.0
+# Without its control service Ray cannot shut down in order.
+SHUTDOWN_WITHIN_S: Final = 15.0
+
+ResultT = TypeVar("ResultT")
+
+log = get_logger(__name__)
+
+
+class RayRuntime:
+    """A Ray that was started or joined. Made by `await RayRuntime.start(config)`; end it with close()."""
+
+    def __init__(
+        self, config: PoolConfig, thread: ThreadPoolExecutor, dashboard_url: str, gcs: GcsWatch
+    ) -> None:
+        self.dashboard_url = dashboard_url
+        self._config = config
+        self._thread = thread
+        self._gcs = gcs
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._watching = asyncio.create_task(gcs.run(), name="ray control service")
+
+    @classmethod
+    async def start(cls, config: PoolConfig) -> Self:
+        """Starts a local Ray, or joins the one at ray_address; raises Unavailable if that does not answer."""
+        # The kernel ends Ray's processes with the thread that started them, so this one must live as long.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        loop = asyncio.get_running_loop()
+        dashboard_url = await loop.run_in_executor(thread, _connect, config)
+        address = ray.get_runtime_context().gcs_address
+        gcs = GcsWatch(address, _gcs_opener(), is_ours=not config.ray_address)
+        return cls(config, thread, dashboard_url, gcs)
+
+    @property
+    def silent_s(self) -> float:
+        """How long Ray's control service has not answered, in seconds; 0 while it answers."""
+        return self._gcs.silent_s
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended for good."""
+        return self._gcs.is_gone
+
+    async def until_answering(self) -> None:
+        """Returns once it answers."""
+        await self._gcs.until_answering()
+
+    async def nodes(self) -> Sequence[Node]:
+        """The living nodes, by address."""
+        return await self._call(_nodes)
+
+    async def reserve(self, name: str, ask: Ask, target: Target) -> str:
+        """A placement group of one bundle, which may wait for its room."""
+
+        def reserve() -> str:
+            group = placement_group(
+                [dict(ask.resources)],
+                strategy="STRICT_PACK",
+                name=self._group_name(name),
+                lifetime="detached" if self._config.ray_address else None,
+                bundle_label_selector=[target.selector(ask.labels)],
+            )
+            return str(group.id.hex())
+
+        return await self._call(reserve)
+
+    async def node_of(self, group: str) -> str | None:
+        """The node of the group's bundle, once it is reserved."""
+
+        def look() -> str | None:
+            row = placement_group_table(_group(group))
+            return str(row["bundles_to_node_id"][0]) if row.get("state") == "CREATED" else None
+
+        return await self._call(look)
+
+    async def free(self, group: str) -> None:
+        """Removes the group."""
+        await self._call(lambda: remove_placement_group(_group(group)))
+
+    async def start_worker(self, spec: WorkerSpec, place: Place) -> WorkerHandle:
+        """Starts a named actor in its group."""
+        deadline_s = asyncio.get_running_loop().time() + NAME_FREE_S
+        while True:
+            try:
+                return RayWorker(await self._call(lambda: self._create(spec, place)))
+            except ValueError as error:
+                if asyncio.get_running_loop().time() >= deadline_s:
+                    raise WorkerLost(f"Ray cannot start it: {error}") from None
+            await asyncio.sleep(0.1)
+
+    async def kill(self, handle: WorkerHandle, facts: WorkerFacts | None) -> None:
+        """Ends an actor. Ray takes 5 s to end a process that is stopped; on this node it is ended here."""
+        assert isinstance(handle, RayWorker), "a pool gets its handles from here"
+        await self._call(lambda: ray.kill(handle.actor))
+        if facts is not None and facts.place.node_id == self._node_id and _is_worker(facts.pid):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(facts.pid, signal.SIGKILL)
+
+    async def find(self, role: str) -> Sequence[FoundWorker]:
+        """The detached actors of an earlier pool; groups that belong to none of them are removed."""
+        if not self._config.ray_address:
+            return []
+        pattern = re.compile(rf"{role}-\d+")
+        rows = await self._call(lambda: list_named_actors(all_namespaces=True))
+        names = [row["name"] for row in rows if row["namespace"] == self._config.namespace]
+        looks = [self._find_one(name) for name in names if pattern.fullmatch(name)]
+        found = [worker for worker in await asyncio.gather(*looks) if worker is not None]
+        kept = {worker.facts.place.group for worker in found}
+        await self._call(lambda: _remove_groups(re.compile(self._group_name(pattern.pattern)), kept))
+        return found
+
+    async def close(self) -> bool:
+        """Leaves Ray, and ends a local one; false if Ray hangs, and only the end of this process will do."""
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        try:
+            async with asyncio.timeout(SHUTDOWN_WITHIN_S):
+                await self._call(ray.shutdown)
+        except TimeoutError:
+            return False
+        self._thread.shutdown(wait=False)
+        return True
+
+    async def _find_one(self, name: str) -> FoundWorker | None:
+        try:
+            actor = await self._call(lambda: ray.get_actor(name, namespace=self._config.namespace))
+        except ValueError:
+            return None
+        handle = RayWorker(actor)
+        try:
+            async with asyncio.timeout(FIND_WITHIN_S):
+                return FoundWorker(handle=handle, facts=await handle.facts())
+        except (TimeoutError, WorkerLost):
+            log.warning("worker of an earlier pool does not answer", worker=name)
+            await self.kill(handle, None)
+            return None
+
+    def _create(self, spec: WorkerSpec, place: Place) -> Any:
+        amounts = dict(spec.ask.resources)
+        options = ray.remote(spec.actor_class).options(
+            name=spec.name,
+            namespace=self._config.namespace,
+            lifetime="detached" if self._config.ray_address else None,
+            num_cpus=amounts.pop("CPU", 0.0),
+            num_gpus=amounts.pop("GPU", 0.0),
+            memory=amounts.pop("memory", None),
+            resources=amounts,
+            # Ray would start it again at once, and again; the pool pauses between deaths.
+            max_restarts=0,
+            max_concurrency=ACTOR_THREADS,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                _group(place.group), placement_group_bundle_index=0
+            ),
+        )
+        plain_place = {"group": place.group, "node_id": place.node_id, "address": place.address}
+        return options.remote(dict(spec.settings), spec.digest, plain_place)
+
+    def _group_name(self, name: str) -> str:
+        return f"{self._config.namespace}/{name}"
+
+    async def _call(self, work: Callable[[], ResultT]) -> ResultT:
+        """Runs what waits for Ray."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _connect(config: PoolConfig) -> str:
+    """Joins or starts Ray; returns the dashboard's URL, or "" if there is none."""
+    if config.ray_address:
+        context = _join(config)
+    else:
+        context = ray.init(
+            address="local",
+            namespace=config.namespace,
+            num_cpus=os.cpu_count(),
+            resources={slot(role): MAX_SLOTS for role in ROLES},
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=True,
+            dashboard_host=config.dashboard_host,
+            dashboard_port=config.dashboard_port,
+            _node_ip_address=LOOPBACK,
+            _temp_dir=config.ray_dir or None,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+    _protect_token()
+    url = context.dashboard_url
+    return f"http://{url}" if url else ""
+
+
+def _protect_token() -> None:
+    """Ray makes its token readable for everybody, and whoever has it can run code on the cluster."""
+    token = Path.home() / ".ray" / "auth_token"
+    if token.is_file() and token.stat().st_uid == os.getuid():
+        token.chmod(0o600)
+
+
+def _join(config: PoolConfig) -> Any:
+    try:
+        return ray.init(address=config.ray_address, namespace=config.namespace, log_to_driver=False)
+    except (ConnectionError, RayError) as error:
+        raise Unavailable(
+            f"no Ray cluster answers at {config.ray_address}: {error} (a token goes into RAY_AUTH_TOKEN)"
+        ) from None
+
+
+def _gcs_opener() -> OpenChannel:
+    """As Ray's own processes dial it: its files of TLS come from its own variables."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return TlsFiles().opener()
+    names = {"cert": "RAY_TLS_SERVER_CERT", "key": "RAY_TLS_SERVER_KEY", "ca": "RAY_TLS_CA_CERT"}
+    return TlsFiles(**{key: os.environ.get(name, "") for key, name in names.items()}).opener()
+
+
+def _nodes() -> list[Node]:
+    free = available_resources_per_node()
+    nodes = [
+        Node(
+            node_id=row["NodeID"],
+            address=row["NodeManagerAddress"],
+            labels=row.get("Labels") or {},
+            free=free.get(row["NodeID"], {}),
+            total=row["Resources"],
+        )
+        for row in ray.nodes()
+        if row["Alive"]
+    ]
+    return sorted(nodes, key=lambda node: (node.address, node.node_id))
+
+
+def _group(group: str) -> PlacementGroup:
+    return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group)))
+
+
+def _remove_groups(pattern: re.Pattern[str], kept: set[str]) -> None:
+    for group, row in placement_group_table().items():
+        if pattern.fullmatch(row["name"]) and row["state"] != "REMOVED" and group not in kept:
+            remove_placement_group(_group(group))
+
+
+def _is_worker(pid: int) -> bool:
+    """Whether that process of this machine runs a Ray actor: the id may have passed on to another."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::")
+    return False

@@ -1,0 +1,83 @@
+"""A worker's actor as its pool sees it. Calls go straight to the actor, not through Ray's control service."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
+
+from baton.health import WorkerHealth, WorkerLoad
+from baton.pool.health_watch import ANSWER_WITHIN_S
+from baton.pool.runtime import Place, WorkerAnswer, WorkerFacts, WorkerLost
+
+# Ray calls an actor unavailable until it knows whether the actor has died.
+_UNSURE_PAUSE_S: Final = 0.2
+
+
+class RayWorker:
+    """One named actor, of a class that derives from WorkerActor."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self._asking: asyncio.Future[Any] | None = None
+
+    @property
+    def actor_id(self) -> str:
+        """Ray's identifier, as its dashboard shows it."""
+        return str(self.actor._actor_id.hex())
+
+    async def facts(self) -> WorkerFacts:
+        """Waits for the constructor; raises WorkerLost if it fails."""
+        facts = await self._sure("facts")
+        return WorkerFacts(**{**facts, "place": Place(**facts["place"])})
+
+    async def ask(self) -> WorkerAnswer | None:
+        """How it is; None if it does not answer in time. A late answer counts for the next question."""
+        if self._asking is None:
+            self._asking = asyncio.ensure_future(self._answer())
+        done, _ = await asyncio.wait({self._asking}, timeout=ANSWER_WITHIN_S)
+        if not done:
+            return None
+        asked, self._asking = self._asking, None
+        try:
+            answer = asked.result()
+        except RayActorError:
+            # Whether it has died is for ended() to say.
+            return None
+        except RayTaskError as error:
+            health = WorkerHealth(is_ready=False, is_alive=False, reason=_last_words(error))
+            return WorkerAnswer(health=health, load=None, is_draining=False)
+        load = answer["load"]
+        return WorkerAnswer(
+            health=WorkerHealth(**answer["health"]),
+            load=None if load is None else WorkerLoad(**load),
+            is_draining=answer["is_draining"],
+        )
+
+    async def ended(self) -> None:
+        """Returns when it has drained and left; raises WorkerLost when it ends otherwise."""
+        await self._sure("wait_ended")
+
+    async def drain(self) -> None:
+        """Tells it to leave; raises WorkerLost if it is gone."""
+        await self._sure("drain")
+
+    async def _answer(self) -> Any:
+        return await self.actor.look.remote()
+
+    async def _sure(self, method: str) -> Any:
+        """Calls a method that may be called again, until Ray is sure how it ended."""
+        while True:
+            try:
+                return await getattr(self.actor, method).remote()
+            except ActorDiedError as error:
+                raise WorkerLost(_last_words(error)) from None
+            except RayActorError:
+                await asyncio.sleep(_UNSURE_PAUSE_S)
+
+
+def _last_words(error: RayError) -> str:
+    """The rest is a traceback through Ray; the worker's own log has it where it matters."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,120 @@
+"""Runs a pool as a process: its roles, its service, its end.
+
+Import it after prepare_environment(): Ray reads its environment once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import random
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from baton.config import load_config
+from baton.errors import BatonError
+from baton.logs import get_logger
+from baton.pool.config import ROLES, PoolConfig
+from baton.pool.ray_runtime import RayRuntime
+from baton.pool.service import PoolServicer
+from baton.pool.worker_pool import WorkerPool
+from baton.process import run_until, stop_on_signals, unless_stopped, write_ready_file
+from baton.rpc_server import Registration, RpcServer
+from baton.v1.pool_service_pb2_grpc import add_PoolServiceServicer_to_server
+
+log = get_logger(__name__)
+
+
+def pool_classes(config: PoolConfig) -> dict[str, type[WorkerPool]]:
+    """The pools of the roles that shall run. By name, because nothing here may import a role."""
+    return {
+        role: getattr(importlib.import_module(f"{role}_worker.pool"), f"{role.capitalize()}Pool")
+        for role in ROLES
+        if getattr(config, role)
+    }
+
+
+async def serve(
+    config: PoolConfig,
+    classes: Mapping[str, type[WorkerPool]],
+    environ: Mapping[str, str],
+    stop: asyncio.Event,
+) -> None:
+    """Places the workers and keeps them until stop is set, or until none is left.
+
+    classes: the pools to run, by role.
+    environ: where the sections of the roles are read from.
+
+    Raises Unavailable if workers cannot be placed or kept.
+    """
+    settings = {role: _settings(role, cls, environ) for role, cls in classes.items()}
+    credentials = config.tls.server_credentials()
+    runtime = await _start(RayRuntime.start(config), stop, is_local=not config.ray_address)
+    # Ray's core has installed a handler of its own, which would end this process without a drain.
+    stop_on_signals(stop)
+    try:
+        pools = [cls(config, settings[role], runtime, random.Random()) for role, cls in classes.items()]
+        service = PoolServicer(pools, runtime, dashboard_url=runtime.dashboard_url, drain_s=config.drain_s)
+        add = partial(add_PoolServiceServicer_to_server, service)
+        async with await RpcServer.start(
+            [Registration(name="baton.v1.PoolService", add=add)],
+            host=config.control_host,
+            port=config.control_port,
+            credentials=credentials,
+        ) as server:
+            await _keep(config, pools, server, stop, runtime.dashboard_url)
+    finally:
+        if not await runtime.close():
+            log.error("ray hangs; its processes end with this one")
+            # Nothing is left to be done, and Ray's thread would keep this process for ever.
+            os._exit(0 if stop.is_set() else 1)
+
+
+async def _start(starting: Awaitable[RayRuntime], stop: asyncio.Event, *, is_local: bool) -> RayRuntime:
+    """Ray's start cannot be interrupted; a local Ray is bound to this process and ends with it."""
+    if not is_local:
+        return await starting
+    runtime = await unless_stopped(stop, starting)
+    if runtime is None:
+        log.info("stopped while Ray was starting")
+        os._exit(0)
+    return runtime
+
+
+async def _keep(
+    config: PoolConfig,
+    pools: Sequence[WorkerPool],
+    server: RpcServer,
+    stop: asyncio.Event,
+    dashboard_url: str,
+) -> None:
+    """From the first worker to the last."""
+    try:
+        if await unless_stopped(stop, _start_all(config, pools)) is None:
+            return
+        await server.set_health(ready=True)
+        write_ready_file(
+            config.ready_file, dashboard_url=dashboard_url, control_address=server.address, pid=os.getpid()
+        )
+        await run_until(stop, *(pool.run() for pool in pools))
+    finally:
+        await server.set_health(ready=False)
+        is_kept = config.keep_workers and stop.is_set()
+        await asyncio.gather(*(pool.close(is_kept=is_kept) for pool in pools))
+
+
+async def _start_all(config: PoolConfig, pools: Sequence[WorkerPool]) -> bool:
+    try:
+        async with asyncio.TaskGroup() as group:
+            for pool in pools:
+                group.create_task(pool.start(getattr(config, pool.role)), name=f"start {pool.role} workers")
+    except* BatonError as errors:
+        raise errors.exceptions[0] from None
+    return True
+
+
+def _settings(role: str, pool_class: type[WorkerPool], environ: Mapping[str, str]) -> Any:
+    """The section of a role, as a worker of its own would read it; raises ConfigError."""
+    return load_config(pool_class.actor_class.role.config_class, section=role, argv=[], environ=environ)

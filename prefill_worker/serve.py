@@ -1,0 +1,89 @@
+"""Runs one prefill worker: the same in a process of its own and inside an actor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from functools import partial
+
+from baton.identity import Identity
+from baton.metrics import meter
+from baton.models import ModelDir
+from baton.process import unless_stopped
+from baton.rpc_server import Registration
+from baton.v1 import common_pb2
+from baton.v1.prefill_service_pb2_grpc import add_PrefillServiceServicer_to_server
+from baton.worker_process import OnServing, ignore, serve_worker
+from engine.engine import Engine
+from kvtransfer.metrics import SendMetrics, observe_totals
+from kvtransfer.sender import KvSender
+from kvtransfer.sender_thread import SenderThread
+from kvtransfer.staged import reader_of
+from kvtransfer.transports.client import KvClient
+from prefill_worker.config import PrefillConfig
+from prefill_worker.service import PrefillServicer
+from prefill_worker.worker import PrefillWorker
+
+
+async def serve(config: PrefillConfig, stop: asyncio.Event, *, on_serving: OnServing = ignore) -> None:
+    """Loads the model, serves sessions, and announces the worker until stop is set; then drains it.
+
+    on_serving: called once the worker is announced; never if stop is set before that.
+    """
+    config.tls.server_credentials()  # bad files are told before anything is loaded
+    model = ModelDir.open(config.model)
+    identity = Identity.draw(config.name, common_pb2.ROLE_PREFILL, model.fingerprint(), random.SystemRandom())
+    engine = await unless_stopped(stop, Engine.start(config, model))
+    if engine is None:
+        return
+    reader, sender_thread = reader_of(engine.cache, config.sender().max_frame_bytes), SenderThread()
+    transport = KvClient(
+        identity,
+        reader.format,
+        offload=sender_thread,
+        memory=reader.memory,
+        config=config.transports(),
+        dial=config.tls.opener(),
+    )
+    sender = KvSender(reader, transport, config.sender())
+    worker = _worker(config, model, identity, engine, sender)
+    try:
+        await serve_worker(
+            worker,
+            [_service(worker)],
+            role="prefill",
+            identity=identity,
+            settings=config,
+            stop=stop,
+            on_bound=lambda _address: None,
+            on_serving=on_serving,
+        )
+    finally:
+        await transport.close()
+        sender_thread.close()
+    await engine.close()
+
+
+def _worker(
+    config: PrefillConfig, model: ModelDir, identity: Identity, engine: Engine, sender: KvSender
+) -> PrefillWorker:
+    worker = PrefillWorker(
+        identity=identity,
+        engine=engine,
+        limits=model.limits,
+        sender=sender,
+        credit_tokens=config.credit_tokens,
+        pid=os.getpid(),
+        rng=random.SystemRandom(),
+        metrics=SendMetrics(meter()),
+    )
+    observe_totals(meter(), "sender", worker.totals)
+    return worker
+
+
+def _service(worker: PrefillWorker) -> Registration:
+    return Registration(
+        name="baton.v1.PrefillService",
+        add=partial(add_PrefillServiceServicer_to_server, PrefillServicer(worker)),
+    )

@@ -1,0 +1,65 @@
+"""Where a cluster keeps what it writes, and where it listens."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from baton.cluster.config import ClusterConfig
+from baton.cluster.places import Places, Ports
+from baton.errors import ConfigError
+
+ANY = {"port": 0, "admin_port": 0, "control_port": 0, "dashboard_port": 0}
+PORTS = Ports(
+    public={"router-0": 1, "router-1": 11}, admin={"router-0": 2, "router-1": 12}, control=3, dashboard=4
+)
+
+
+def made(config: ClusterConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Places:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path / "cache"))
+    places = Places.make(config, PORTS, "redis://127.0.0.1:1", "")
+    shutil.rmtree(places.ray_dir)
+    return places
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["log-dir", "run-folder"])
+def test_the_folder_of_the_logs_is_its_owners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    config = ClusterConfig(log_dir=str(tmp_path / "logs") if given else "")
+    places = made(config, monkeypatch, tmp_path)
+    assert places.logs.is_relative_to(tmp_path)
+    assert stat.S_IMODE(places.logs.stat().st_mode) == 0o700
+
+
+def test_each_router_has_two_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = made(ClusterConfig(), monkeypatch, tmp_path)
+    assert places.addresses == {"router-0": "127.0.0.1:1", "router-1": "127.0.0.1:11"}
+    assert places.admin_addresses == {"router-0": "127.0.0.1:2", "router-1": "127.0.0.1:12"}
+
+
+def test_shared_memory_is_looked_for_where_the_workers_are_told_to_put_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_DECODE_SHM_FOLDER", "/elsewhere")
+    assert made(ClusterConfig(), monkeypatch, tmp_path).shm_folders == {Path("/dev/shm"), Path("/elsewhere")}
+
+
+def test_free_ports_are_picked_for_every_router() -> None:
+    ports = Ports.claim(ClusterConfig(routers=2, **ANY))
+    assert list(ports.public) == list(ports.admin) == ["router-0", "router-1"]
+    assert min(*ports.public.values(), *ports.admin.values(), ports.control, ports.dashboard) > 0
+
+
+def test_the_second_routers_port_may_not_be_taken_either() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        second = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {second} ") as caught:
+            Ports.claim(ClusterConfig(routers=2, **{**ANY, "port": second - 10}))
+    assert caught.value.field == "port"
