@@ -49,7 +49,7 @@ class Census:
         return {known: pid for pid, known in dict(self._names).items()}[name]
 
     def owner(self, port: int) -> str:
-        """The name of whose connection comes from this port; "" if it is gone already, or its owner very young.
+        """The name of whose connection comes from this port; "" if it is gone, or its owner very young.
 
         It may run beside the other methods, in a thread.
         """

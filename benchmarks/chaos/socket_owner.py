@@ -1,6 +1,6 @@
 """Which process has a TCP socket, found in /proc.
 
-Each file is read once: on some kernels a line of /proc/net/tcp takes a tenth of a millisecond to read, and every
+Each file is read once: on some kernels a line of /proc/net/tcp takes a tenth of a millisecond, and every
 connection of the last minute has one.
 """
 
@@ -16,7 +16,7 @@ _ESTABLISHED = "01"
 
 
 def owner_of(port: int, pids: Iterable[int]) -> int | None:
-    """Which of the processes has the connection that comes from this port; None if none has, or has any more."""
+    """Which of the processes has the connection that comes from this port; None if none has, or any more."""
     inode = next((found for table in _TABLES if (found := _inode(Path(table), port))), "")
     link = f"socket:[{inode}]"
     return next((pid for pid in pids if inode and _has(pid, link)), None)
