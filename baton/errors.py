@@ -97,7 +97,7 @@ class Unavailable(BatonError):
 
 
 class Draining(Unavailable):
-    """The process is about to leave and takes no new work, or hands over what it has; another one can go on."""
+    """The process is leaving: it takes no new work, or hands over what it has. Another one can go on."""
 
     code = "DRAINING"
 

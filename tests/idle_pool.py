@@ -1,6 +1,7 @@
-"""`python -m tests.idle_pool`: a pool of idle workers in a process of its own, with the settings of a real one.
+"""`python -m tests.idle_pool`: a pool of idle workers in a process of its own, with a real one's settings.
 
-At SIGUSR1 it writes what Ray holds, {"groups": [...], "free": {...}, "address": "host:port"}, to ray.json in --log-dir.
+At SIGUSR1 it writes what Ray holds to ray.json in --log-dir:
+{"groups": [names], "free": {resource: amount}, "address": "host:port"}.
 """
 
 from __future__ import annotations

@@ -127,6 +127,12 @@ class PoolConfig:
         for name, amount in amounts.items():
             _check_amount(name, amount, fields.get(name, f"{role}_resources"))
         resources = {name: amount for name, amount in amounts.items() if amount > 0}
+        if not resources:
+            raise ConfigError(
+                f"{role}_cpus is 0 and nothing else is asked for, but Ray places only what needs something; "
+                f"set {role}_cpus, {role}_gpus or {role}_resources",
+                field=f"{role}_cpus",
+            )
         return Ask(resources=resources, labels=self._pairs(f"{role}_node_labels"))
 
     def _cpus(self, role: str) -> float:

@@ -38,6 +38,8 @@ class GcsWatch:
         self._num_misses = 0
         self._num_refusals = 0
         self._missed_since_s = 0.0
+        # Set once it has ended for good.
+        self.gone = asyncio.Event()
         self._answering = asyncio.Event()
         self._answering.set()
 
@@ -47,11 +49,6 @@ class GcsWatch:
         if self._num_misses < SILENT_AFTER_MISSES:
             return 0.0
         return asyncio.get_running_loop().time() - self._missed_since_s
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it has ended for good."""
-        return self._is_ours and self._num_refusals >= GONE_AFTER_MISSES
 
     async def until_answering(self) -> None:
         """Returns while it answers."""
@@ -90,4 +87,5 @@ class GcsWatch:
             self._answering.clear()
             log.warning("ray control service does not answer; workers go on, none is started")
         if self._is_ours and self._num_refusals == GONE_AFTER_MISSES:
+            self.gone.set()
             log.error("ray control service has ended; workers go on as long as they live")

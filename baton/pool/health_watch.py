@@ -37,16 +37,19 @@ class HealthWatch:
         """Whether to replace it."""
         return self.stalled_s >= self._replaced_after_s
 
-    def heard(self, elapsed_s: float, health: WorkerHealth | None) -> None:
+    def heard(self, elapsed_s: float, health: WorkerHealth | None, *, is_excused: bool = False) -> None:
         """Takes down one outcome.
 
         elapsed_s: since the outcome before.
         health: the answer; None if there was none in time.
+        is_excused: others are silent too, so the network or this very machine may be what is cut off.
+            The silence is shown, and nothing follows from it.
         """
         if health is not None and health.is_alive:
             self.stalled_s, self.reason = 0.0, ""
             return
-        self.stalled_s += min(elapsed_s, ASK_EVERY_S + ANSWER_WITHIN_S)
+        stalled_s = self.stalled_s + min(elapsed_s, ASK_EVERY_S + ANSWER_WITHIN_S)
+        self.stalled_s = min(stalled_s, max(self.stalled_s, SHOWN_AFTER_S)) if is_excused else stalled_s
         if health is None:
             # A busy machine answers late; one late answer is not worth showing.
             self.reason, self._shown_after_s = "it does not answer", SHOWN_AFTER_S

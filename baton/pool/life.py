@@ -143,9 +143,8 @@ class Life:
         while not watch.is_lost:
             answer = await handle.ask()
             now = clock.time()
-            # Where Ray is silent too, the network or this very machine may be what is cut off.
-            if answer is not None or not self._runtime.silent_s:
-                watch.heard(now - heard_s, None if answer is None else answer.health)
+            is_excused = answer is None and self._runtime.silent_s > 0
+            watch.heard(now - heard_s, None if answer is None else answer.health, is_excused=is_excused)
             heard_s = now
             self._heard(answer, watch)
             await asyncio.sleep(ASK_EVERY_S)

@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar
 
 import ray
 from ray._private.state import available_resources_per_node
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util import list_named_actors
 from ray.util.placement_group import (
     PlacementGroup,
@@ -88,7 +88,7 @@ class RayRuntime:
     @property
     def is_gone(self) -> bool:
         """Whether it has ended for good."""
-        return self._gcs.is_gone
+        return self._gcs.gone.is_set()
 
     async def until_answering(self) -> None:
         """Returns once it answers."""
@@ -100,12 +100,15 @@ class RayRuntime:
 
     async def reserve(self, name: str, ask: Ask, target: Target) -> str:
         """A placement group of one bundle, which may wait for its room."""
+        group_name = self._group_name(name)
 
         def reserve() -> str:
+            # One that Ray made although it had lost patience.
+            _remove_groups(re.compile(re.escape(group_name)), set())
             group = placement_group(
                 [dict(ask.resources)],
                 strategy="STRICT_PACK",
-                name=self._group_name(name),
+                name=group_name,
                 lifetime="detached" if self._config.ray_address else None,
                 bundle_label_selector=[target.selector(ask.labels)],
             )
@@ -140,10 +143,10 @@ class RayRuntime:
     async def kill(self, handle: WorkerHandle, facts: WorkerFacts | None) -> None:
         """Ends an actor. Ray takes 5 s to end a process that is stopped; on this node it is ended here."""
         assert isinstance(handle, RayWorker), "a pool gets its handles from here"
-        await self._call(lambda: ray.kill(handle.actor))
         if facts is not None and facts.place.node_id == self._node_id and _is_worker(facts.pid):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(facts.pid, signal.SIGKILL)
+        await self._call(lambda: ray.kill(handle.actor))
 
     async def find(self, role: str) -> Sequence[FoundWorker]:
         """The detached actors of an earlier pool; groups that belong to none of them are removed."""
@@ -155,7 +158,8 @@ class RayRuntime:
         looks = [self._find_one(name) for name in names if pattern.fullmatch(name)]
         found = [worker for worker in await asyncio.gather(*looks) if worker is not None]
         kept = {worker.facts.place.group for worker in found}
-        await self._call(lambda: _remove_groups(re.compile(self._group_name(pattern.pattern)), kept))
+        names_of_groups = re.compile(re.escape(self._group_name("")) + pattern.pattern)
+        await self._call(lambda: _remove_groups(names_of_groups, kept))
         return found
 
     async def close(self) -> bool:
@@ -164,7 +168,7 @@ class RayRuntime:
         await asyncio.gather(self._watching, return_exceptions=True)
         try:
             async with asyncio.timeout(SHUTDOWN_WITHIN_S):
-                await self._call(ray.shutdown)
+                await asyncio.get_running_loop().run_in_executor(self._thread, ray.shutdown)
         except TimeoutError:
             return False
         self._thread.shutdown(wait=False)
@@ -208,8 +212,23 @@ class RayRuntime:
         return f"{self._config.namespace}/{name}"
 
     async def _call(self, work: Callable[[], ResultT]) -> ResultT:
-        """Runs what waits for Ray."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        """Runs what waits for Ray's control service, again if Ray has lost patience with it.
+
+        Raises WorkerLost if the control service has ended.
+        """
+        while True:
+            working = asyncio.get_running_loop().run_in_executor(self._thread, work)
+            gone = asyncio.ensure_future(self._gcs.gone.wait())
+            try:
+                await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not working.done():
+                    raise WorkerLost("Ray's control service has ended")
+                return working.result()
+            except GetTimeoutError:
+                log.warning("ray gave up waiting for its control service")
+            finally:
+                gone.cancel()
+            await self.until_answering()
 
 
 def _connect(config: PoolConfig) -> str:

@@ -108,7 +108,10 @@ class FoundWorker:
 
 
 class Runtime(Protocol):
-    """Reserves room and runs workers in it. Calls wait for Ray's control service as long as it is away."""
+    """Reserves room and runs workers in it.
+
+    Coroutines wait for Ray's control service as long as it is away, and raise WorkerLost if it has ended.
+    """
 
     @property
     def silent_s(self) -> float:

@@ -10,8 +10,9 @@ import importlib
 import os
 import random
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from baton.config import load_config
 from baton.errors import BatonError
@@ -23,6 +24,9 @@ from baton.pool.worker_pool import WorkerPool
 from baton.process import run_until, stop_on_signals, unless_stopped, write_ready_file
 from baton.rpc_server import Registration, RpcServer
 from baton.v1.pool_service_pb2_grpc import add_PoolServiceServicer_to_server
+
+# Beyond the grace of the attempts, and what a worker that does not leave is given on top of it.
+CLOSE_S: Final = 20.0
 
 log = get_logger(__name__)
 
@@ -102,7 +106,10 @@ async def _keep(
     finally:
         await server.set_health(ready=False)
         is_kept = config.keep_workers and stop.is_set()
-        await asyncio.gather(*(pool.close(is_kept=is_kept) for pool in pools))
+        with suppress(TimeoutError):
+            # Longer than any drain: what is not gone by then waits for Ray, which ends next.
+            async with asyncio.timeout(config.drain_s + CLOSE_S):
+                await asyncio.gather(*(pool.close(is_kept=is_kept) for pool in pools))
 
 
 async def _start_all(config: PoolConfig, pools: Sequence[WorkerPool]) -> bool:

@@ -78,6 +78,7 @@ class WorkerPool:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._config.placement_timeout_s
         while any(not member.is_up for member in self._wanted):
+            self._raise_defects()
             self._raise_if_failed(self._wanted)
             waiting = [member for member in self._wanted if member.life.place is None]
             if waiting and loop.time() >= deadline_s:
@@ -204,9 +205,7 @@ class WorkerPool:
             await member.until_serving()
 
     def _raise_if_over(self) -> None:
-        for task in self._tasks.values():
-            if task.done() and not task.cancelled():
-                task.result()
+        self._raise_defects()
         wanted = self._wanted
         if wanted and all(member.state is State.FAILED for member in wanted):
             self._raise_if_failed(wanted)
@@ -214,6 +213,12 @@ class WorkerPool:
             raise Unavailable(
                 f"Ray's control service has ended and no {self.role} worker is left; start the pool again"
             )
+
+    def _raise_defects(self) -> None:
+        """Nothing but a defect lets a member's task end with an error."""
+        for task in self._tasks.values():
+            if task.done() and not task.cancelled():
+                task.result()
 
     def _raise_if_failed(self, members: Sequence[Member]) -> None:
         for member in members:

@@ -13,7 +13,7 @@ from benchmarks.chaos.plan import Plan
 from benchmarks.chaos.rig import ROUTERS, WORKERS, Rig, chaos_rig
 from benchmarks.chaos.storm import WHOLE_WITHIN_S, Storm, Strike
 from benchmarks.chaos.summary import FaultRow, summary
-from benchmarks.ledgers import Ledgers
+from benchmarks.ledgers import Ledgers, settled
 from benchmarks.process_watch import ProcessWatch
 
 SETTLED_WITHIN_S = 5.0
@@ -101,17 +101,15 @@ async def _ask_afterwards(load: Load, cases: Sequence[Case]) -> list[Record]:
 
 
 async def _held_in_the_end(rig: Rig) -> Ledgers:
-    """What each process still holds, once none holds anything or the time for it is over."""
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + SETTLED_WITHIN_S
-    while True:
-        held = {
-            name: {what: count for what, count in counts.items() if count}
-            for name, counts in (await rig.ledgers()).items()
+    """What each process still holds, once none does or the time for it is over; zeros are left out."""
+
+    async def read() -> Ledgers:
+        ledgers = await rig.ledgers()
+        return {
+            name: {what: count for what, count in counts.items() if count} for name, counts in ledgers.items()
         }
-        if not any(held.values()) or clock() > deadline:
-            return held
-        await asyncio.sleep(0.05)
+
+    return await settled(read, lambda held: not any(held.values()), SETTLED_WITHIN_S)
 
 
 def _complaints(

@@ -12,13 +12,13 @@ import grpc
 import grpc.aio
 import pytest
 from cryptography.hazmat.primitives import serialization
-from decode_worker.pool_config import PoolConfig
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton import AsyncClient, Client
 from baton.cluster.config import ClusterConfig
 from baton.config import load_config
 from baton.errors import ConfigError, Unavailable
+from baton.pool.config import PoolConfig
 from baton.rpc import OpenChannel, open_channel, translate
 from baton.rpc_server import RpcServer
 from baton.tls import TlsFiles, opener_trusting
@@ -49,6 +49,7 @@ def stranger(tmp_path: Path) -> Authority:
 @asynccontextmanager
 async def port(credentials: grpc.ServerCredentials | None) -> AsyncIterator[str]:
     async with await RpcServer.start([], credentials=credentials) as server:
+        await server.set_health(ready=True)
         yield server.address
 
 

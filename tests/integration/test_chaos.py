@@ -14,7 +14,7 @@ from benchmarks.chaos.run import run_chaos
 from benchmarks.chaos.summary import format_rows
 
 # Of faults; a cluster's start and what is under way in the end come on top.
-SECONDS = 30.0
+SECONDS = 25.0
 # Between the lesser faults, and between those that end a process.
 EVERY_S = (1.0, 4.0)
 RUNS = (

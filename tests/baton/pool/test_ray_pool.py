@@ -1,4 +1,4 @@
-"""A pool on a local Ray, which all tests here share. Its workers are idle: what they serve is tested elsewhere."""
+"""A pool on a local Ray, which all tests here share. Its workers are idle: they serve nothing."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ async def test_a_pool_that_finds_no_room_says_what_is_missing(pool, tmp_path) ->
 
 async def test_the_next_pool_takes_the_workers_of_a_cluster_over(pool, tmp_path) -> None:
     address = (await pool.held())["address"]
-    flags = (f"--ray-address={address}", "--namespace=kept", "--decode-cpus=0", "--decode=2")
+    flags = (f"--ray-address={address}", "--namespace=kept", "--decode-cpus=0.5", "--decode=2")
     async with running(tmp_path / "first", "", *flags, "--keep-workers") as first:
         before = await first.until(serving("decode-0", "decode-1"))
     async with running(tmp_path / "first", "", *flags, "--keep-workers") as second:
@@ -295,7 +295,7 @@ async def test_a_worker_that_cannot_start_ends_its_pool_with_the_reason(
 ) -> None:
     monkeypatch.setenv("BATON_DECODE_BREAKS", "start")
     address = (await pool.held())["address"]
-    process = start(tmp_path, f"--ray-address={address}", "--namespace=broken", "--decode-cpus=0")
+    process = start(tmp_path, f"--ray-address={address}", "--namespace=broken", "--decode-cpus=0.5")
     assert await asyncio.to_thread(process.wait, PATIENCE_S) == 1
     assert (
         "decode-0 cannot serve: baton.errors.ConfigError: breaks is 'start'" in (tmp_path / "log").read_text()
