@@ -7,11 +7,12 @@ and reflection, which the SDK alone does not install.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
@@ -26,6 +27,7 @@ from baton.logs import get_logger
 from baton.rpc import SERVER_OPTIONS, to_status, translate
 
 LOOPBACK: Final = "127.0.0.1"
+LAST_WORDS_S: Final = 0.1
 # Open calls of one server. A call whose client reads nothing cannot be ended from this side, and a session
 # costs the event loop its heartbeats: 10,000 opened at once made a worker silent for so long that its
 # router gave it up.
@@ -65,8 +67,12 @@ class RpcServer:
         print(server.address)
     """
 
-    def __init__(self, server: grpc.aio.Server, host: str, port: int, names: Sequence[str]) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, host: str, port: int, names: Sequence[str], calls: Calls
+    ) -> None:
         self._server = server
+        self._calls = calls
+        self._is_stopping = False
         self._names = ("", READINESS, *names)
         self._shown: dict[str, bool] = {}
         self._health = health.aio.HealthServicer()
@@ -96,13 +102,14 @@ class RpcServer:
         Raises:
             ConfigError: the address cannot be bound; the message says why and what to do.
         """
+        calls = Calls()
         server = grpc.aio.server(
             options=[*SERVER_OPTIONS, ("grpc.max_concurrent_streams", max_calls // 2)],
-            interceptors=[ErrorInterceptor()],
+            interceptors=[ErrorInterceptor(calls)],
             maximum_concurrent_rpcs=max_calls,
         )
         names = [registration.name for registration in registrations]
-        self = cls(server, host, _bind(server, host, port, credentials), names)
+        self = cls(server, host, _bind(server, host, port, credentials), names, calls)
         for registration in registrations:
             registration.add(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -122,15 +129,28 @@ class RpcServer:
         ready: the process takes requests.
         alive: it makes progress; whoever watches ends a process that is not alive.
         """
-        for name, is_serving in {**dict.fromkeys(self._names, ready), LIVENESS: alive}.items():
+        is_ready = ready and not self._is_stopping
+        for name, is_serving in {**dict.fromkeys(self._names, is_ready), LIVENESS: alive}.items():
             if self._shown.get(name) is not is_serving:
                 self._shown[name] = is_serving
                 await self._health.set(name, _health_status(is_serving))
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Says NOT_SERVING, takes no new calls, and ends running ones after grace_s seconds. Idempotent."""
-        await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_s)
+        """Is not ready any more, takes no new calls, and ends running ones after grace_s seconds. Idempotent.
+
+        Returns as soon as none runs; who watches its health or asks what it serves is not waited for.
+        """
+        self._is_stopping = True
+        await self.set_health(ready=False, alive=self._shown[LIVENESS])
+        stopping = asyncio.ensure_future(self._server.stop(grace_s))
+        idle = asyncio.ensure_future(self._calls.none_left())
+        try:
+            await asyncio.wait((stopping, idle), return_when=asyncio.FIRST_COMPLETED)
+            # A second call with less time shortens the first; those who watch still hear of the end.
+            await self._server.stop(min(grace_s, LAST_WORDS_S))
+            await stopping
+        finally:
+            idle.cancel()
 
     async def wait(self) -> None:
         """Returns when the server has stopped."""
@@ -145,12 +165,42 @@ class RpcServer:
         await self.stop()
 
 
+class Calls:
+    """The calls of one server that run, but for those of gRPC's own services."""
+
+    def __init__(self) -> None:
+        self._num_running = 0
+        self._ended = asyncio.Event()
+
+    @contextmanager
+    def counting(self, method: str) -> Iterator[None]:
+        """Counts one call of that method."""
+        if method.startswith("/grpc."):
+            yield
+            return
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            self._ended.set()
+
+    async def none_left(self) -> None:
+        """Returns once none runs."""
+        while self._num_running:
+            self._ended.clear()
+            await self._ended.wait()
+
+
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns what a handler raises into a status: a BatonError as it says, anything else into INTERNAL.
 
     A client learns nothing of an unexpected exception but an id, which the log repeats with the
     details: a message or a stack trace may hold a prompt or a path.
     """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
 
     async def intercept_service(
         self,
@@ -160,10 +210,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         """Wraps the handler of one call, which must be a coroutine function or an async generator."""
         handler = await continuation(handler_call_details)
         # None is gRPC's word for "no such method", which it answers itself; the stubs forbid returning it.
-        return handler if handler is None else _guard(handler, handler_call_details.method)  # type: ignore[return-value]
+        return handler if handler is None else _guard(handler, handler_call_details.method, self._calls)  # type: ignore[return-value]
 
 
-def _guard(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+def _guard(
+    handler: grpc.RpcMethodHandler[Any, Any], method: str, calls: Calls
+) -> grpc.RpcMethodHandler[Any, Any]:
     kind = ("stream" if handler.request_streaming else "unary") + (
         "_stream" if handler.response_streaming else "_unary"
     )
@@ -172,7 +224,8 @@ def _guard(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMet
         behavior = _pumping(behavior)
 
     async def guarded(request: Any, context: Context) -> Any:
-        return await _answering(behavior(request, context), context, method)
+        with calls.counting(method):
+            return await _answering(behavior(request, context), context, method)
 
     build = getattr(grpc, f"{kind}_rpc_method_handler")
     wrapped: grpc.RpcMethodHandler[Any, Any] = build(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -132,6 +133,8 @@ async def _load(load: Load, watch: ProcessWatch, seconds: float) -> None:
 
 async def _look(quiet: ProcessWatch) -> None:
     """Looks once the connections of the last clients are closed."""
+    # grpc.aio closes the connection of a cancelled call only when the channel is collected.
+    gc.collect()
     await asyncio.sleep(QUIET_S)
     quiet.look()
 

@@ -247,14 +247,33 @@ async def test_a_health_watch_hears_of_changes_only() -> None:
         watch.cancel()
 
 
-async def test_a_health_watch_hears_of_the_stop() -> None:
+async def test_a_health_watch_hears_of_the_stop_and_does_not_hold_it_up() -> None:
     async with serving(Echo()) as (server, call):
         await server.set_health(ready=True)
-        watch = health_pb2_grpc.HealthStub(call.channel).Watch(health_pb2.HealthCheckRequest(service=NAME))
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-        stopping = asyncio.create_task(server.stop(grace_s=1))
+        stub = health_pb2_grpc.HealthStub(call.channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=NAME))
+        progress = stub.Watch(health_pb2.HealthCheckRequest(service="liveness"))
+        serving_status = health_pb2.HealthCheckResponse.SERVING
+        assert [(await call.read()).status for call in (watch, progress)] == [serving_status, serving_status]
+        stopping = asyncio.create_task(server.stop(grace_s=60))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        watch.cancel()
+        # A process that leaves as it should is not to be killed for that.
+        with pytest.raises(grpc.aio.AioRpcError):
+            await progress.read()
+        await asyncio.wait_for(stopping, 5)
+
+
+async def test_a_call_that_runs_may_end_while_the_server_stops() -> None:
+    async with serving(Echo()) as (server, call):
+        stream = call.channel.stream_stream(f"/{NAME}/stream_stream")()
+        await stream.write(b"one")
+        assert await stream.read() == b"one"
+        stopping = asyncio.create_task(server.stop(grace_s=60))
+        await stream.write(b"two")
+        assert await stream.read() == b"two"
+        assert not stopping.done()
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
         await asyncio.wait_for(stopping, 5)
 
 
