@@ -81,10 +81,10 @@ async def test_workers_come_and_go_under_load(tiny_cluster: LocalCluster, tiny_c
     async with load(tiny_client) as running:
         # Both at once: they load their models at the same time.
         assert list((await tiny_cluster.scale("prefill", 2)).added) == ["prefill-1"]
-        assert list((await tiny_cluster.scale("decode", 2)).added) == ["decode-1"]
+        assert list((await tiny_cluster.scale("decode", 3)).added) == ["decode-1", "decode-2"]
         status = await tiny_cluster.wait_ready(START_S)
         ready = {worker.name for worker in status.workers if worker.state == "ready"}
-        assert ready >= {"prefill-0", "prefill-1", "decode-0", "decode-1"}
+        assert ready >= {"prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"}
         await running.more(10)
 
         # A rolling restart of one of two.
@@ -93,6 +93,8 @@ async def test_workers_come_and_go_under_load(tiny_cluster: LocalCluster, tiny_c
         await until(lambda: tiny_cluster.pids.get("prefill-1", old) != old)
         await tiny_cluster.wait_ready(START_S)
 
+        assert list((await tiny_cluster.scale("decode", 2)).removed) == ["decode-2"]
+        await until(lambda: "decode-2" not in tiny_cluster.pids)
         told = await baton("drain", "decode-1", "--address", tiny_cluster.control_address)
         assert "1 other decode worker serving" in told
         assert told.endswith("decode-1 is gone\n")
