@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from baton import AsyncClient
 from baton.answer import Summary
-from baton.errors import BatonError, Cancelled, DeadlineExceeded
+from baton.errors import BatonError, Cancelled, DeadlineExceeded, from_failure, to_failure
 from baton.generation import Generation
 from baton.routers import Routers
 
@@ -242,7 +242,8 @@ class _Asked:
             was_retried=self._summary is not None and self._summary.timings.num_attempts > 1,
             was_moved=self.was_moved,
             places=frozenset(self.places),
-            failure=failure,
+            # A copy: the error itself would keep the client's connection open through its traceback.
+            failure=None if failure is None else from_failure(to_failure(failure)),
         )
 
     def _outcome(self, failure: BatonError | None) -> str:
