@@ -164,7 +164,9 @@ class Life:
     async def _clear(self) -> None:
         if self.is_forsaken:
             return
-        if self.handle is not None:
-            await self._runtime.kill(self.handle, self.facts)
-        if self.place is not None:
-            await self._placer.free(self._spec.name, self.place)
+        # Where Ray has ended there is nothing to give back.
+        with suppress(WorkerLost):
+            if self.handle is not None:
+                await self._runtime.kill(self.handle)
+            if self.place is not None:
+                await self._placer.free(self._spec.name, self.place)

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -35,7 +33,8 @@ from baton.pool.config import MAX_SLOTS, ROLES, PoolConfig, slot
 from baton.pool.gcs_watch import GcsWatch
 from baton.pool.placing import Ask, Node, Target
 from baton.pool.ray_worker import RayWorker
-from baton.pool.runtime import FoundWorker, Place, WorkerFacts, WorkerHandle, WorkerLost, WorkerSpec
+from baton.pool.runtime import FoundWorker, Place, WorkerHandle, WorkerLost, WorkerSpec
+from baton.process import unless_stopped
 from baton.rpc import OpenChannel
 from baton.tls import TlsFiles
 
@@ -134,18 +133,16 @@ class RayRuntime:
         deadline_s = asyncio.get_running_loop().time() + NAME_FREE_S
         while True:
             try:
-                return RayWorker(await self._call(lambda: self._create(spec, place)))
+                return RayWorker(await self._call(lambda: self._create(spec, place)), self._node_id)
             except ValueError as error:
                 if asyncio.get_running_loop().time() >= deadline_s:
                     raise WorkerLost(f"Ray cannot start it: {error}") from None
             await asyncio.sleep(0.1)
 
-    async def kill(self, handle: WorkerHandle, facts: WorkerFacts | None) -> None:
-        """Ends an actor. Ray takes 5 s to end a process that is stopped; on this node it is ended here."""
+    async def kill(self, handle: WorkerHandle) -> None:
+        """Ends an actor, and its process at once if that runs on this node."""
         assert isinstance(handle, RayWorker), "a pool gets its handles from here"
-        if facts is not None and facts.place.node_id == self._node_id and _is_worker(facts.pid):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(facts.pid, signal.SIGKILL)
+        handle.kill_process()
         await self._call(lambda: ray.kill(handle.actor))
 
     async def find(self, role: str) -> Sequence[FoundWorker]:
@@ -166,6 +163,8 @@ class RayRuntime:
         """Leaves Ray, and ends a local one; false if Ray hangs, and only the end of this process will do."""
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
+        if self.is_gone:
+            return False
         try:
             async with asyncio.timeout(SHUTDOWN_WITHIN_S):
                 await asyncio.get_running_loop().run_in_executor(self._thread, ray.shutdown)
@@ -179,13 +178,13 @@ class RayRuntime:
             actor = await self._call(lambda: ray.get_actor(name, namespace=self._config.namespace))
         except ValueError:
             return None
-        handle = RayWorker(actor)
+        handle = RayWorker(actor, self._node_id)
         try:
             async with asyncio.timeout(FIND_WITHIN_S):
                 return FoundWorker(handle=handle, facts=await handle.facts())
         except (TimeoutError, WorkerLost):
             log.warning("worker of an earlier pool does not answer", worker=name)
-            await self.kill(handle, None)
+            await self.kill(handle)
             return None
 
     def _create(self, spec: WorkerSpec, place: Place) -> Any:
@@ -217,18 +216,19 @@ class RayRuntime:
         Raises WorkerLost if the control service has ended.
         """
         while True:
+            if self.is_gone:
+                raise WorkerLost("Ray's control service has ended")
             working = asyncio.get_running_loop().run_in_executor(self._thread, work)
             gone = asyncio.ensure_future(self._gcs.gone.wait())
             try:
                 await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-                if not working.done():
-                    raise WorkerLost("Ray's control service has ended")
-                return working.result()
+                if working.done():
+                    return working.result()
             except GetTimeoutError:
                 log.warning("ray gave up waiting for its control service")
             finally:
                 gone.cancel()
-            await self.until_answering()
+            await unless_stopped(self._gcs.gone, self.until_answering())
 
 
 def _connect(config: PoolConfig) -> str:
@@ -303,10 +303,3 @@ def _remove_groups(pattern: re.Pattern[str], kept: set[str]) -> None:
     for group, row in placement_group_table().items():
         if pattern.fullmatch(row["name"]) and row["state"] != "REMOVED" and group not in kept:
             remove_placement_group(_group(group))
-
-
-def _is_worker(pid: int) -> bool:
-    """Whether that process of this machine runs a Ray actor: the id may have passed on to another."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::")
-    return False

@@ -139,7 +139,7 @@ class Runtime(Protocol):
     async def start_worker(self, spec: WorkerSpec, place: Place) -> WorkerHandle:
         """Starts a worker in its place; facts() waits until it serves."""
 
-    async def kill(self, handle: WorkerHandle, facts: WorkerFacts | None) -> None:
+    async def kill(self, handle: WorkerHandle) -> None:
         """Ends a worker at once, also one that is stopped. Idempotent."""
 
     async def find(self, role: str) -> Sequence[FoundWorker]:

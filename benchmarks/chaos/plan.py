@@ -91,7 +91,8 @@ def real_plan(*, seed: int, seconds: float, ray: bool, num_clients: int = 3) -> 
             Lane(deck=deck, every_s=pace)
             for deck, pace in zip(decks, (2 * LESSER_EVERY_S, 2 * GREATER_EVERY_S), strict=True)
         ],
-        settings={"kv_cache_bytes": 256 << 20},
+        # Decode workers would compute prompts of these lengths themselves, and prefill workers be idle.
+        settings={"kv_cache_bytes": 256 << 20, "placement": "disaggregated"},
         calm_s=10.0,
         least_rate=0.1,
     )

@@ -45,7 +45,9 @@ async def run_chaos(plan: Plan, folder: Path) -> Outcome:
     async with chaos_rig(plan.model, folder, ray=plan.ray, settings=plan.settings) as rig:
         await rig.wait_whole(WORKERS, WHOLE_WITHIN_S)
         load = Load(rig.routers, plan.mix, plan.seed)
-        oracle.learn(await _ask_all(load, plan.mix.cases))
+        # In a thread: the proxies' bytes must not wait for transformers.
+        await asyncio.to_thread(oracle.learn, await _ask_all(load, plan.mix.cases))
+        await rig.wait_whole(WORKERS, WHOLE_WITHIN_S)
         print("undisturbed answers are right; the load begins", flush=True)
         async with ProcessWatch(rig.pids, every_s=2.0) as watch:
             storm, calm_rate = await _disturb(plan, rig, load)

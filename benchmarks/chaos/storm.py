@@ -21,6 +21,7 @@ WHOLE_WITHIN_S = 90.0
 # How long a fault looks for something busy before that is worth a complaint.
 BUSY_WITHIN_S = 40.0
 _LOOK_S = 0.02
+_GLANCE_S = 0.2
 _JITTER = 0.3
 
 
@@ -93,9 +94,12 @@ class Storm:
         clock = asyncio.get_running_loop().time
         hand = _Hand(lane.deck(rng), clock())
         while True:
-            await asyncio.sleep(lane.every_s * rng.uniform(1 - _JITTER, 1 + _JITTER))
             if not hand.faults:
                 hand = _Hand(lane.deck(rng), clock())
+            next_at = clock() + lane.every_s * rng.uniform(1 - _JITTER, 1 + _JITTER)
+            while clock() < next_at:
+                hand.look(self.rig)
+                await asyncio.sleep(min(_GLANCE_S, max(0.0, next_at - clock())))
             while (choice := self._choose(hand)) is None:
                 if clock() > until:
                     break
@@ -170,6 +174,10 @@ class _Hand:
     faults: list[Fault]
     dealt_at: float
     aimed: set[int] = field(default_factory=set)
+
+    def look(self, rig: Rig) -> None:
+        """Notes who has something busy before them, whether or not it is their turn."""
+        self.aimed |= {id(fault) for fault in self.faults if fault.aim(rig) is not None}
 
 
 def _words(edge: Edge) -> str:

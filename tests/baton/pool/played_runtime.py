@@ -136,7 +136,7 @@ class PlayedRuntime:
         self.log.append(f"start {spec.name}")
         return worker
 
-    async def kill(self, handle: WorkerHandle, facts: WorkerFacts | None) -> None:
+    async def kill(self, handle: WorkerHandle) -> None:
         assert isinstance(handle, PlayedWorker)
         handle.is_killed = True
 

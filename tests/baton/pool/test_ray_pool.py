@@ -32,8 +32,8 @@ from baton.v1.pool_service_pb2_grpc import PoolServiceStub
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 40.0
 SERVING = pool_service_pb2.POOL_WORKER_STATE_SERVING
+RESTARTING = pool_service_pb2.POOL_WORKER_STATE_RESTARTING
 UNHEALTHY = pool_service_pb2.POOL_WORKER_STATE_UNHEALTHY
-PLACING = pool_service_pb2.POOL_WORKER_STATE_PLACING
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -246,7 +246,8 @@ async def test_workers_go_on_while_rays_control_service_is_silent(pool) -> None:
         while (await pool.list()).ray_silent_ms == 0:
             await asyncio.sleep(0.1)
         os.kill(before["decode-1"].pid, signal.SIGKILL)
-        seen = await pool.until(lambda now: now["decode-1"].state != SERVING)
+        seen = await pool.until(lambda now: now["decode-1"].state == RESTARTING)
+        assert seen["decode-1"].reason == "its process is gone"
         assert (seen["decode-0"].state, seen["decode-0"].pid) == (SERVING, before["decode-0"].pid)
         assert seen["decode-1"].num_restarts == before["decode-1"].num_restarts
     after = await pool.until(
