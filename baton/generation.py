@@ -35,6 +35,8 @@ RESUME_S = 15.0
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 1.0
 
+_CANCELLED = "the generation was cancelled on this side"
+
 
 class Generation:
     """The answers to one prompt as they arrive. Iterate once; leaving early needs cancel() or `async with`.
@@ -61,6 +63,7 @@ class Generation:
         self._so_far: dict[int, inference_service_pb2.PartialAnswer] = {}
         self._num_prompt_tokens = 0
         self._prompt_tokens: list[PromptToken] = []
+        self._cancelled = asyncio.Event()
         self._call = self._start()
 
     @property
@@ -104,6 +107,7 @@ class Generation:
 
     def cancel(self) -> None:
         """Ends the generation at the router and at both workers; idempotent, harmless after the end."""
+        self._cancelled.set()
         self._call.cancel()
         self._span.end()
 
@@ -143,7 +147,7 @@ class Generation:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise Cancelled("the generation was cancelled on this side") from None
+            raise Cancelled(_CANCELLED) from None
         if self._summary is None:
             raise Unavailable("the router ended the answer in the middle")
 
@@ -210,5 +214,14 @@ class Generation:
         self._longest_pause_s = min(2 * self._longest_pause_s, LONGEST_PAUSE_S)
         if self._deadline_at is not None and now + pause_s >= self._deadline_at:
             raise DeadlineExceeded("the deadline comes before another router can go on with the answer")
-        await asyncio.sleep(pause_s)
+        await self._pause(pause_s)
         self._call = self._start()
+
+    async def _pause(self, pause_s: float) -> None:
+        """Between two calls; raises Cancelled if that is called meanwhile."""
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._cancelled.wait()
+        except TimeoutError:
+            return
+        raise Cancelled(_CANCELLED)

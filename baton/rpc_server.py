@@ -12,7 +12,7 @@ import inspect
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
@@ -22,7 +22,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from baton.errors import BatonError, ConfigError, InternalError
+from baton.errors import BatonError, ConfigError, InternalError, Unavailable
 from baton.logs import get_logger
 from baton.rpc import SERVER_OPTIONS, to_status, translate
 
@@ -72,7 +72,7 @@ class RpcServer:
     ) -> None:
         self._server = server
         self._calls = calls
-        self._is_stopping = False
+        self._stopping: asyncio.Future[None] | None = None
         self._names = ("", READINESS, *names)
         self._shown: dict[str, bool] = {}
         self._health = health.aio.HealthServicer()
@@ -129,7 +129,7 @@ class RpcServer:
         ready: the process takes requests.
         alive: it makes progress; whoever watches ends a process that is not alive.
         """
-        is_ready = ready and not self._is_stopping
+        is_ready = ready and self._stopping is None
         for name, is_serving in {**dict.fromkeys(self._names, is_ready), LIVENESS: alive}.items():
             if self._shown.get(name) is not is_serving:
                 self._shown[name] = is_serving
@@ -140,17 +140,21 @@ class RpcServer:
 
         Returns as soon as none runs; who watches its health or asks what it serves is not waited for.
         """
-        self._is_stopping = True
+        if self._stopping is None:
+            # Once only: gRPC crashes when two of its stops overlap.
+            self._stopping = asyncio.ensure_future(self._stop(grace_s))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, grace_s: float) -> None:
         await self.set_health(ready=False, alive=self._shown[LIVENESS])
         stopping = asyncio.ensure_future(self._server.stop(grace_s))
         idle = asyncio.ensure_future(self._calls.none_left())
-        try:
-            await asyncio.wait((stopping, idle), return_when=asyncio.FIRST_COMPLETED)
-            # A second call with less time shortens the first; those who watch still hear of the end.
-            await self._server.stop(min(grace_s, LAST_WORDS_S))
-            await stopping
-        finally:
-            idle.cancel()
+        await asyncio.wait((stopping, idle), return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        # Those who watch hear of the change before their streams end.
+        await asyncio.wait((stopping,), timeout=LAST_WORDS_S)
+        self._calls.end_watches()
+        await stopping
 
     async def wait(self) -> None:
         """Returns when the server has stopped."""
@@ -166,18 +170,39 @@ class RpcServer:
 
 
 class Calls:
-    """The calls of one server that run, but for those of gRPC's own services."""
+    """The calls of one server that run: its own, which are counted, and those of gRPC's own services."""
 
     def __init__(self) -> None:
         self._num_running = 0
         self._ended = asyncio.Event()
+        self._watches: set[asyncio.Timeout] = set()
+
+    @asynccontextmanager
+    async def covering(self, method: str) -> AsyncIterator[None]:
+        """Runs one call of that method; raises Unavailable once end_watches() was called, if it is gRPC's."""
+        if not method.startswith("/grpc."):
+            with self._counting():
+                yield
+            return
+        try:
+            async with asyncio.timeout(None) as watch:
+                self._watches.add(watch)
+                try:
+                    yield
+                finally:
+                    self._watches.discard(watch)
+        except TimeoutError:
+            if not watch.expired():
+                raise
+            raise Unavailable("the server has stopped") from None
+
+    def end_watches(self) -> None:
+        """Ends the calls of gRPC's own services, some of which would last as long as their client."""
+        for watch in self._watches:
+            watch.reschedule(asyncio.get_running_loop().time())
 
     @contextmanager
-    def counting(self, method: str) -> Iterator[None]:
-        """Counts one call of that method."""
-        if method.startswith("/grpc."):
-            yield
-            return
+    def _counting(self) -> Iterator[None]:
         self._num_running += 1
         try:
             yield
@@ -224,8 +249,7 @@ def _guard(
         behavior = _pumping(behavior)
 
     async def guarded(request: Any, context: Context) -> Any:
-        with calls.counting(method):
-            return await _answering(behavior(request, context), context, method)
+        return await _answering(_covered(behavior(request, context), calls, method), context, method)
 
     build = getattr(grpc, f"{kind}_rpc_method_handler")
     wrapped: grpc.RpcMethodHandler[Any, Any] = build(
@@ -234,6 +258,11 @@ def _guard(
         response_serializer=handler.response_serializer,
     )
     return wrapped
+
+
+async def _covered(work: Awaitable[ResultT], calls: Calls, method: str) -> ResultT:
+    async with calls.covering(method):
+        return await work
 
 
 def _pumping(behavior: Callable[[Any, Context], AsyncIterator[Any]]) -> Behavior:

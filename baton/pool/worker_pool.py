@@ -121,13 +121,14 @@ class WorkerPool:
         Raises InvalidRequest if no other serves, unless force is given.
         """
         num_others = sum(other.state is State.SERVING and other is not member for other in self._wanted)
+        if dry_run:
+            return num_others
         if num_others == 0 and not force and member.state is not State.FAILED:
             raise InvalidRequest(
                 f"no other {self.role} worker serves beside {member.name}; scale up first, or set force",
                 field="force",
             )
-        if not dry_run:
-            self._remove(member)
+        self._remove(member)
         return num_others
 
     async def close(self, *, is_kept: bool = False) -> None:

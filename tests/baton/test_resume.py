@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton import AsyncClient
-from baton.errors import Draining, InternalError, InvalidRequest, Overloaded, Unavailable
+from baton.errors import Cancelled, Draining, InternalError, InvalidRequest, Overloaded, Unavailable
 from baton.rpc_server import LOOPBACK, RpcServer
 from baton.v1 import common_pb2, inference_service_pb2
 from tests.baton.scripted_router import GUARD_S, SUMMARY, Response, Scripted, chunk, serving
@@ -52,6 +52,23 @@ async def the_rest(scripted: Scripted, context: Any) -> None:
     await started(context, 2**63)
     await chunk(context, 2, " three")
     await context.write(Response(summary=SUMMARY))
+
+
+async def test_a_cancel_between_two_routers_is_heard() -> None:
+    dying = Dying()
+    async with serving(dying) as (_, server):
+        dying.server = server
+        client = await AsyncClient.connect([server.address, f"{LOOPBACK}:9"])
+        async with client, asyncio.timeout(GUARD_S):
+            generation = client.generate("x")
+            tokens = aiter(generation)
+            assert [(await anext(tokens)).text for _ in range(2)] == ["one", " two"]
+            # It now looks for a router, and there is none.
+            going_on = asyncio.create_task(anext(tokens))
+            await until(lambda: generation._lost_at is not None)
+            generation.cancel()
+            with pytest.raises(Cancelled):
+                await going_on
 
 
 async def test_an_answer_goes_on_at_the_next_router() -> None:
