@@ -21,7 +21,6 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 

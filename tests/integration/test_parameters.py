@@ -25,9 +25,9 @@ from baton.rpc import open_channel
 from baton.sampling import Grammar, SamplingParams
 from baton.v1.inference_service_pb2 import Chunk, GenerateRequest, GenerateResponse, PartialAnswer, Summary
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub
+from benchmarks.tiny_llama import CONTROL, byte_tokenizer
 from tests.integration.conftest import ANY_PORTS
 from tests.sampling_oracle import choose, exact_logprobs, likeliest, oracle_prompt_logprobs
-from benchmarks.tiny_llama import CONTROL, byte_tokenizer
 
 NUM_REQUESTS = 1_000
 CONCURRENCY = 32

@@ -14,6 +14,7 @@ import torch
 
 from baton.errors import ConfigError, PeerLost
 from baton.v1.kv_transfer_service_pb2 import PairRequest, PairResponse
+from benchmarks.chaos.tcp_proxy import TcpProxy
 from kvtransfer.contract import Committed, OutgoingFrame, Pairing, Peer, Ticket
 from kvtransfer.slots import Sender
 from kvtransfer.transports import client as client_module
@@ -36,7 +37,6 @@ from tests.kvtransfer.stage import (
     sending,
     staged,
 )
-from benchmarks.chaos.tcp_proxy import TcpProxy
 
 torch.set_num_threads(1)
 

@@ -25,6 +25,7 @@ from baton.v1.kv_transfer_service_pb2 import (
     WriteResponse,
 )
 from baton.v1.kv_transfer_service_pb2_grpc import KvTransferServiceStub
+from benchmarks.chaos.tcp_proxy import TcpProxy
 from kvtransfer.contract import Committed, Gone, GoneReason, Peer
 from kvtransfer.lease_table import Lease, LeaseState
 from kvtransfer.outgoing import CacheFrame, HostReader
@@ -43,7 +44,6 @@ from tests.kvtransfer.stage import (
     sending,
     staged,
 )
-from benchmarks.chaos.tcp_proxy import TcpProxy
 
 torch.set_num_threads(1)
 
