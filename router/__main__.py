@@ -109,23 +109,31 @@ async def _run(
             [private], host=config.admin_host, port=config.admin_port, credentials=tls.server_credentials()
         ) as admin_server,
     ):
-        await admin_server.set_health(ready=True)
         write_ready_file(
             config.ready_file, address=server.address, admin_address=admin_server.address, pid=os.getpid()
         )
         await run_until(
             stop,
             *services,
-            _be_ready(core.fleet, server),
-            drain=partial(inference.handover.drain, server.stop, config.drain_s),
+            _be_ready(core.fleet, stop, (server, admin_server)),
+            drain=partial(_leave, inference, server, admin_server, config.drain_s),
         )
 
 
-async def _be_ready(fleet: Fleet, server: RpcServer) -> None:
+async def _be_ready(fleet: Fleet, stop: asyncio.Event, servers: Sequence[RpcServer]) -> None:
     """Ready from the first time that requests can be served: later losses of workers are waited for."""
     await fleet.completed()
-    await server.set_health(ready=True)
+    for server in servers:
+        await server.set_health(ready=not stop.is_set())
     await asyncio.Event().wait()
+
+
+async def _leave(
+    inference: InferenceServicer, server: RpcServer, admin_server: RpcServer, grace_s: float
+) -> None:
+    """The admin port answers until the end, so that operators see what is left."""
+    await admin_server.set_health(ready=False)
+    await inference.handover.drain(server.stop, grace_s)
 
 
 def main() -> int:
