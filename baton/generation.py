@@ -89,7 +89,8 @@ class Generation:
                     async for chunk in self._receive():
                         yield chunk
                 except grpc.aio.AioRpcError as error:
-                    await self._resume(error)
+                    if self._summary is None:
+                        await self._resume(error)
         except BatonError as failure:
             self._span.fail(failure)
             raise
@@ -147,7 +148,8 @@ class Generation:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise Cancelled(_CANCELLED) from None
+            if self._summary is None:
+                raise Cancelled(_CANCELLED) from None
         if self._summary is None:
             raise Unavailable("the router ended the answer in the middle")
 

@@ -42,6 +42,11 @@ class Identity:
         """A new incarnation of the named process."""
         return cls(name=name, role=role, incarnation=rng.getrandbits(64), fingerprint=fingerprint)
 
+    @property
+    def role_name(self) -> str:
+        """The role as the registry has it: "decode" for ROLE_DECODE."""
+        return common_pb2.Role.Name(self.role).removeprefix("ROLE_").lower()
+
     def hello(self) -> common_pb2.Hello:
         """The first message of a session."""
         return common_pb2.Hello(

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -26,22 +27,31 @@ Role = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def run(role: Role) -> int:
-    """Runs a role to its end and returns the exit status: 0 after a drain, 1 after a BatonError."""
+    """Runs a role to its end and returns its status: 0 after a drain, 1 after an error, which it logs."""
     try:
         asyncio.run(_until_stopped(role))
     except BatonError as error:
         log.error("cannot run", code=error.code, reason=error.message, field=error.field)
         return 1
+    except Exception:
+        log.exception("failed")
+        return 1
     return 0
 
 
 def report_errors(main: Callable[[], int]) -> int:
-    """Runs an entry point; a BatonError that escapes it, from its settings, is one line and status 2."""
+    """Runs an entry point and returns its status, whatever escapes it, so that leave() can follow.
+
+    A BatonError, from its settings, is one line and status 2; a defect is a traceback and status 1.
+    """
     try:
         return main()
     except BatonError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 2
+    except Exception:  # noqa: BLE001  (there is nobody above to raise it to)
+        traceback.print_exc()
+        return 1
 
 
 def leave(status: int) -> NoReturn:

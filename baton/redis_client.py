@@ -7,8 +7,8 @@ Redis may be away at any time; whoever asks says what happens then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -25,13 +25,19 @@ _COMMAND_S: Final = 5.0
 ResultT = TypeVar("ResultT")
 
 
-def open_redis(url: str) -> Redis:
+def open_redis(url: str, on_connect: Callable[[], object] = lambda: None) -> Redis:
     """A client that connects on first use.
 
     url: redis://, rediss:// or unix://; a password in it is never shown.
+    on_connect: called after every connect, also where a connection was lost unseen and made again.
 
     Raises ConfigError, field "redis_url", if it cannot be used.
     """
+
+    async def connected(connection: Any) -> None:
+        await connection.on_connect()
+        on_connect()
+
     try:
         client = Redis.from_url(
             url,
@@ -39,6 +45,7 @@ def open_redis(url: str) -> Redis:
             socket_connect_timeout=_STEP_S,
             # One retry, for a pooled connection that Redis closed meanwhile; back-off is the caller's.
             retry=Retry(NoBackoff(), 1),
+            redis_connect_func=connected,
         )
         # Builds a connection without connecting, which checks the URL's parameters.
         client.connection_pool.make_connection()  # type: ignore[no-untyped-call]

@@ -155,6 +155,11 @@ class EmbeddedRedis:
             f"requirepass {self.password}",
             'save ""',
             "appendonly no",
+            # No file to write or to start from, also where a replica copies the data.
+            'dbfilename ""',
+            "repl-diskless-sync yes",
+            "repl-diskless-sync-delay 0",
+            "repl-diskless-load swapdb",
             "maxmemory 64mb",
             "maxmemory-policy noeviction",
         )

@@ -78,7 +78,7 @@ class RedisRegistry:
             max_backoff_s: longest pause between two attempts to reach Redis, in seconds. All know each
                 other again within 10 s of its return: 2 s until a step under way fails, this pause, and
                 meanwhile the workers announce themselves within 4 s.
-            grace_s: how long after an outage those stand who are not announced yet, in seconds.
+            grace_s: how long those stand who are not announced yet by a Redis that was away, in seconds.
 
         Raises:
             ConfigError: the URL or the namespace cannot be used.
@@ -86,12 +86,13 @@ class RedisRegistry:
         if not re.fullmatch(r"[\w.-]{1,64}", namespace, re.ASCII):
             allowed = "1 to 64 letters, digits, '_', '.' or '-'"
             raise ConfigError(f"namespace {namespace!r} is not {allowed}", field="namespace")
-        self._redis = open_redis(url)
+        self._redis = open_redis(url, self._connected)
         self._prefix = f"{namespace}:worker:"
         self._rng = rng or random.Random()
         self._poll_s = poll_s
         self._max_backoff_s = max_backoff_s
         self._grace_s = grace_s
+        self._was_connected = False
         self._back_at = -math.inf
         self.num_failures = 0
         self._refused_keys: set[bytes] = set()
@@ -113,8 +114,10 @@ class RedisRegistry:
     async def watch(self) -> AsyncIterator[Sequence[WorkerInfo]]:
         """Yields the announced workers, by name, at once and then whenever they change.
 
-        Never raises because of Redis: while it is away, the last known workers stand. They stand on
-        for grace_s seconds, because a Redis that has come back empty hears of them one by one.
+        Never raises because of Redis: while it is away, the last known workers stand. They stand on for
+        grace_s seconds, because a Redis that has come back empty hears of them one by one. It may have been
+        away between two polls: that the connection had to be made again tells. At all other times a worker
+        goes at once when its announcement ends or is withdrawn.
         """
         known: tuple[WorkerInfo, ...] | None = None
         while True:
@@ -155,6 +158,11 @@ class RedisRegistry:
             self._back_at = asyncio.get_running_loop().time()
         self.num_failures = 0
         return workers
+
+    def _connected(self) -> None:
+        if self._was_connected:
+            self._back_at = asyncio.get_running_loop().time()
+        self._was_connected = True
 
     def _is_just_back(self) -> bool:
         return asyncio.get_running_loop().time() < self._back_at + self._grace_s
@@ -272,18 +280,16 @@ class Announcement:
 async def registering(
     registry: Registry, info: WorkerInfo, ttl_s: float = ANNOUNCED_S
 ) -> AsyncIterator[Announcement]:
-    """Keeps a worker announced inside the block, whatever happens to Redis, and withdraws it at the end."""
+    """Announces a worker when the block begins and withdraws it at the end, whatever happens to Redis.
+
+    Inside the block keep() must run, as one of the services whose failure ends the worker.
+    """
     announcement = Announcement(registry, info, ttl_s)
     await announcement.refresh()
-    keeper = asyncio.create_task(announcement.keep(), name=f"announce {info.name}")
     try:
         yield announcement
     finally:
-        keeper.cancel()
-        await asyncio.wait([keeper])
         await announcement.withdraw()
-        if not keeper.cancelled():
-            keeper.result()
 
 
 def _by_name(workers: Iterable[WorkerInfo]) -> tuple[WorkerInfo, ...]:

@@ -31,8 +31,9 @@ from baton.errors import (
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 KEEPALIVE_INTERVAL_MS: Final = 30_000
-KEEPALIVE_TIMEOUT_MS: Final = 15_000
-# How soon a client finds that its router says nothing any more: after both together.
+# KV may be under way on a link so slow that a ping waits behind it; heartbeats end a session much sooner.
+PING_TIMEOUT_MS: Final = 60_000
+# Nothing but pings tells a client that its router is stopped or cut off: it finds out after both together.
 ROUTER_PING_INTERVAL_MS: Final = 1_000
 ROUTER_PING_TIMEOUT_MS: Final = 2_000
 
@@ -41,12 +42,12 @@ ROUTER_PING_TIMEOUT_MS: Final = 2_000
 # (option, at the client, at the server); None leaves gRPC's default.
 _OPTIONS: Final[tuple[tuple[str, int | None, int | None], ...]] = (
     ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS, KEEPALIVE_INTERVAL_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS),
+    # gRPC (1.85) never starts the timer of keepalive_timeout_ms; this is what ends a connection.
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS, PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1, 1),
     ("grpc.http2.max_pings_without_data", 0, 0),
     # Below every client's interval by a margin for jitter; the SDK of another language may ping faster.
     ("grpc.http2.min_ping_interval_without_data_ms", None, 500),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", None, 500),
     ("grpc.http2.max_ping_strikes", None, 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
@@ -66,19 +67,11 @@ _OPTIONS: Final[tuple[tuple[str, int | None, int | None], ...]] = (
 )
 CHANNEL_OPTIONS: Final = tuple((name, client) for name, client, _ in _OPTIONS if client is not None)
 SERVER_OPTIONS: Final = tuple((name, server) for name, _, server in _OPTIONS if server is not None)
-# Nothing but pings tells a client that its router is stopped or cut off; inside a cluster heartbeats do, and
-# KV may be under way on a link so slow that a ping waits behind it. gRPC (1.85) never starts the timer of
-# keepalive_timeout_ms: what ends a connection is ping_timeout_ms, by default a minute.
-ROUTER_CHANNEL_OPTIONS: Final = tuple(
-    (
-        dict(CHANNEL_OPTIONS)
-        | {
-            "grpc.keepalive_time_ms": ROUTER_PING_INTERVAL_MS,
-            "grpc.keepalive_timeout_ms": ROUTER_PING_TIMEOUT_MS,
-            "grpc.http2.ping_timeout_ms": ROUTER_PING_TIMEOUT_MS,
-        }
-    ).items()
-)
+_ROUTER_PINGS: Final = {
+    "grpc.keepalive_time_ms": ROUTER_PING_INTERVAL_MS,
+    "grpc.http2.ping_timeout_ms": ROUTER_PING_TIMEOUT_MS,
+}
+ROUTER_CHANNEL_OPTIONS: Final = tuple({**dict(CHANNEL_OPTIONS), **_ROUTER_PINGS}.items())
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
 

@@ -74,7 +74,9 @@ class RpcServer:
         self._calls = calls
         self._stopping: asyncio.Future[None] | None = None
         self._names = ("", READINESS, *names)
+        self._is_ready, self._is_alive = False, True
         self._shown: dict[str, bool] = {}
+        self._showing = asyncio.Lock()
         self._health = health.aio.HealthServicer()
         self.host = host
         self.port = port
@@ -129,11 +131,18 @@ class RpcServer:
         ready: the process takes requests.
         alive: it makes progress; whoever watches ends a process that is not alive.
         """
-        is_ready = ready and self._stopping is None
-        for name, is_serving in {**dict.fromkeys(self._names, is_ready), LIVENESS: alive}.items():
-            if self._shown.get(name) is not is_serving:
-                self._shown[name] = is_serving
-                await self._health.set(name, _health_status(is_serving))
+        self._is_ready, self._is_alive = ready, alive
+        # One at a time, and each tells what holds by then: a call that was held up must not bring back what a
+        # later one has changed.
+        async with self._showing:
+            for name in (*self._names, LIVENESS):
+                is_serving = self._is_serving(name)
+                if self._shown.get(name) is not is_serving:
+                    await self._health.set(name, _health_status(is_serving))
+                    self._shown[name] = is_serving
+
+    def _is_serving(self, name: str) -> bool:
+        return self._is_alive if name == LIVENESS else self._is_ready and self._stopping is None
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Is not ready any more, takes no new calls, and ends running ones after grace_s seconds. Idempotent.
@@ -146,7 +155,7 @@ class RpcServer:
         await asyncio.shield(self._stopping)
 
     async def _stop(self, grace_s: float) -> None:
-        await self.set_health(ready=False, alive=self._shown[LIVENESS])
+        await self.set_health(ready=False, alive=self._is_alive)
         stopping = asyncio.ensure_future(self._server.stop(grace_s))
         idle = asyncio.ensure_future(self._calls.none_left())
         await asyncio.wait((stopping, idle), return_when=asyncio.FIRST_COMPLETED)
@@ -155,10 +164,6 @@ class RpcServer:
         await asyncio.wait((stopping,), timeout=LAST_WORDS_S)
         self._calls.end_watches()
         await stopping
-
-    async def wait(self) -> None:
-        """Returns when the server has stopped."""
-        await self._server.wait_for_termination()
 
     async def __aenter__(self) -> Self:
         return self

@@ -30,6 +30,14 @@ SILENCE_S = 2.0
 OUTBOX_MESSAGES = 4096
 
 
+def send_unless_ended(session: Session[SendT, Any], message: SendT) -> None:
+    """Sends an event; one for a session that has ended is dropped, as whoever serves it cleans up."""
+    try:
+        session.send(message)
+    except PeerLost as error:
+        log.debug("event not sent", peer=session.peer, reason=error.message)
+
+
 class StreamSession(Generic[SendT, RecvT]):
     """A Session over one end of a gRPC bidirectional stream.
 

@@ -17,6 +17,7 @@ from baton.advertise import advertised
 from baton.health import WorkerHealth, WorkerLoad
 from baton.identity import Identity
 from baton.ledger import LedgerServicer
+from baton.logs import get_logger
 from baton.ports import WorkerInfo
 from baton.process import run_until, write_ready_file
 from baton.registry import Announcement, RedisRegistry, registering
@@ -25,6 +26,8 @@ from baton.tls import TlsFiles
 from baton.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 
 HEALTH_INTERVAL_S: Final = 0.25
+
+log = get_logger(__name__)
 
 
 class Worker(Protocol):
@@ -109,10 +112,6 @@ class Served:
         """How busy it is now."""
         return self.worker.load()
 
-    def ledger(self) -> dict[str, int]:
-        """Everything it holds for requests; all zero when it has none."""
-        return self.worker.ledger()
-
     def totals(self) -> dict[str, int]:
         """Counts since its start, which only grow."""
         return self.worker.totals()
@@ -129,7 +128,6 @@ async def serve_worker(
     worker: Worker,
     services: Sequence[Registration],
     *,
-    role: str,
     identity: Identity,
     settings: ServeSettings,
     stop: asyncio.Event,
@@ -139,9 +137,8 @@ async def serve_worker(
     """Serves a worker until stop is set, then drains it and leaves.
 
     services: its own; the admin and health services are added here.
-    role: as the registry has it, "prefill" or "decode".
     on_bound: called with the address that others will dial, before anybody can.
-    on_serving: called once the worker is announced.
+    on_serving: called once the worker is announced, also where stop was set meanwhile.
     """
     admin = LedgerServicer(settings.name, identity.role, worker.ledger, worker.totals)
     add_admin = partial(add_AdminServiceServicer_to_server, admin)
@@ -153,7 +150,12 @@ async def serve_worker(
     ) as server:
         address = advertised(settings.advertise, name=settings.name, port=server.port) or server.address
         on_bound(address)
-        info = WorkerInfo(name=settings.name, role=role, incarnation=identity.incarnation, address=address)
+        info = WorkerInfo(
+            name=settings.name,
+            role=identity.role_name,
+            incarnation=identity.incarnation,
+            address=address,
+        )
         async with (
             RedisRegistry(settings.redis_url, settings.namespace) as registry,
             registering(registry, info) as announcement,
@@ -163,16 +165,24 @@ async def serve_worker(
             on_serving(Served(info, worker))
             leave = partial(_drain, server, worker, announcement, settings.drain_s)
             # Steps go on while it drains, or nothing that is running could end.
-            await run_until(stop, worker.run(), _watch_health(server, worker), drain=leave)
+            await run_until(
+                stop, worker.run(), _watch_health(server, worker), announcement.keep(), drain=leave
+            )
 
 
 async def _drain(server: RpcServer, worker: Worker, announcement: Announcement, grace_s: float) -> None:
-    """The registry is told first, and not waited for: a Redis that is away must not cost the grace time."""
-    await asyncio.gather(
-        announcement.update(replace(announcement.info, draining=True)),
-        worker.drain(grace_s),
-        _show_health(server, worker),
-    )
+    """Tells the registry while the worker drains: a Redis that is away costs no grace time, and a second at
+    most where there is nothing to drain.
+    """
+    await asyncio.gather(_announce_leaving(announcement), worker.drain(grace_s), _show_health(server, worker))
+
+
+async def _announce_leaving(announcement: Announcement) -> None:
+    try:
+        await announcement.update(replace(announcement.info, draining=True))
+    except Exception:
+        # The routers hear of the drain from the worker as well: what goes wrong here must not end it.
+        log.exception("announcement failed", worker=announcement.info.name)
 
 
 async def _watch_health(server: RpcServer, worker: Worker) -> None:

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import tempfile
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,6 +22,7 @@ import torch
 from baton import AsyncClient
 from baton.cluster.config import ClusterConfig
 from baton.cluster.local_cluster import LocalCluster
+from baton.errors import Cancelled, InternalError
 from baton.generation import Generation
 from benchmarks.attainment import Objectives, Window
 from benchmarks.chaos.plan import REAL_MODEL, TINY_CACHE_BYTES
@@ -31,9 +33,11 @@ from benchmarks.workload import MIXES, Planned, Workload
 
 OVERLOAD = 3.0
 MIN_SHARE = 0.9
-# Rates are probed from here, each so many times the one before, until goodput has fallen twice.
+# Rates are probed from here, each so many times the one before, until two in a row were no better.
 FIRST_RATE = {"tiny": 4.0, REAL_MODEL: 0.5}
 STEP = 1.4
+# The last one is some 400 times the first.
+MAX_PROBES = 18
 BOUNDS = Bounds(max_in_flight=512)
 STORM_REQUESTS = 200
 STORM_TOKENS = 1500
@@ -87,17 +91,28 @@ class Overload:
         return found
 
     async def peak(self) -> float:
-        """The probed rate with the best goodput."""
-        found: dict[float, float] = {}
-        rate = self.first_rate
-        while len(found) < 3 or max(found.values()) in list(found.values())[-2:]:
-            found[rate] = await self.goodput(rate, seed=len(found))
-            rate *= STEP
-        return max(found, key=found.__getitem__)
+        """The lowest probed rate with the best goodput.
+
+        Raises InternalError if no request met its objectives, or goodput never stopped growing.
+        """
+        found: list[tuple[float, float]] = []
+        best = 0
+        while best >= len(found) - 2:
+            if len(found) == MAX_PROBES:
+                raise InternalError(f"goodput still grows at {found[-1][0]:.1f} requests per second")
+            rate = self.first_rate * STEP ** len(found)
+            found.append((rate, await self.goodput(rate, seed=len(found))))
+            best = max(range(len(found)), key=lambda index: found[index][1])
+        if not found[best][1]:
+            raise InternalError(f"no request met its objectives from {self.first_rate} per second on")
+        return found[best][0]
 
 
 async def cancel_storm(client: AsyncClient) -> float:
-    """Seconds from the cancels until a short request that follows them is answered."""
+    """Seconds from the cancels until a short request that follows them is answered.
+
+    Raises whatever ended one of the storm's requests before it was cancelled.
+    """
     loop = asyncio.get_running_loop()
     storm = [
         client.generate(
@@ -114,13 +129,16 @@ async def cancel_storm(client: AsyncClient) -> float:
     cancelled_at = loop.time()
     await client.generate(token_ids=[5, 6, 7], max_tokens=8, ignore_eos=True).text()
     answered_s = loop.time() - cancelled_at
-    await asyncio.gather(*readers, return_exceptions=True)
+    await asyncio.gather(*readers)
     return answered_s
 
 
 async def _hear(generation: Generation) -> None:
-    async for _ in generation:
-        pass
+    """Hears it until it is cancelled. Raises InternalError if it is answered in full before."""
+    with suppress(Cancelled):
+        async for _ in generation:
+            pass
+        raise InternalError("a request of the storm was answered before it was cancelled")
 
 
 async def run(scratch: Path, arguments: argparse.Namespace) -> list[Row]:

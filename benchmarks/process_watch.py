@@ -6,7 +6,7 @@ Knows processes by the names that its caller gives. It keeps every sample and in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -30,12 +30,12 @@ class Sample:
 
 @dataclass
 class ProcessWatch:
-    """Samples every so many seconds inside `async with`.
+    """Samples every so many seconds inside `async with`, which raises what find raised.
 
     find: process ids by name, asked anew each time.
     """
 
-    find: Callable[[], Mapping[str, int]]
+    find: Callable[[], Awaitable[Mapping[str, int]]]
     every_s: float
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     _sampler: asyncio.Task[None] | None = None
@@ -44,10 +44,11 @@ class ProcessWatch:
         """The most that each name's processes have held, in MiB."""
         return {name: max(s.rss_mib for s in samples) for name, samples in sorted(self.samples.items())}
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Samples now."""
+        pids = await self.find()
         now = asyncio.get_running_loop().time()
-        for name, pid in self.find().items():
+        for name, pid in pids.items():
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
                 with process.oneshot():
@@ -65,12 +66,32 @@ class ProcessWatch:
         assert self._sampler is not None
         self._sampler.cancel()
         await asyncio.wait([self._sampler])
-        self.look()
+        if not self._sampler.cancelled():
+            self._sampler.result()
+        await self.look()
 
     async def _look_on(self) -> None:
         while True:
-            self.look()
+            await self.look()
             await asyncio.sleep(self.every_s)
+
+
+def changes(watches: Iterable[ProcessWatch]) -> dict[str, str]:
+    """What happened to names that have not been one and the same process from the first look to the last."""
+    whole: dict[str, list[Sample]] = {}
+    for watch in watches:
+        for name, samples in watch.samples.items():
+            whole.setdefault(name, []).extend(samples)
+    looks = [sample.at for samples in whole.values() for sample in samples]
+    found = {}
+    for name, samples in sorted(whole.items()):
+        pids = list(dict.fromkeys(sample.pid for sample in sorted(samples, key=lambda sample: sample.at)))
+        times = {sample.at for sample in samples}
+        if len(pids) > 1:
+            found[name] = f"{name} has been processes {pids}"
+        elif not {min(looks), max(looks)} <= times:
+            found[name] = f"{name} was not there at the first or the last look"
+    return found
 
 
 def slope_per_min(samples: Sequence[Sample]) -> float:

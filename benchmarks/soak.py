@@ -2,8 +2,8 @@
 
 A tenth of the questions are cancelled. Memory, descriptors and threads of every process are sampled, and what
 it holds for requests is compared before and after. Exits with 1 if a process's memory grows by 1 MiB
-a minute or more over the last half, if it has more descriptors when all is quiet again, if a ledger differs,
-or if a question failed.
+a minute or more over the last half, if it has more descriptors when all is quiet again, if it has died, if a
+ledger is not zero before or after, or if a question failed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import gc
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,10 +21,11 @@ import torch
 
 from baton.cluster.config import ClusterConfig
 from baton.cluster.local_cluster import LocalCluster
+from baton.errors import BatonError
 from benchmarks.chaos.load import Load, Mix
 from benchmarks.chaos.plan import TINY_CACHE_BYTES, tiny_cases
 from benchmarks.ledgers import Ledgers, ledger, settled
-from benchmarks.process_watch import ProcessWatch, Sample, slope_per_min
+from benchmarks.process_watch import ProcessWatch, Sample, changes, slope_per_min
 from benchmarks.report import RESULTS, Row, publish
 from benchmarks.tiny_llama import write_tiny_model
 
@@ -83,9 +85,14 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Soak:
-    """What a run found."""
+    """What a run found.
+
+    growths: of the processes that lived from the first look to the last.
+    deaths: in words, which did not.
+    """
 
     growths: list[Growth]
+    deaths: list[str]
     before: Ledgers
     after: Ledgers
     load: Load
@@ -96,6 +103,9 @@ class Soak:
         failures = [record.failure for record in self.load.records if record.outcome == "failed"]
         found = [f"{len(failures)} questions failed, the first with {failures[0]}"] if failures else []
         found += [complaint for growth in self.growths for complaint in growth.complaints]
+        found += self.deaths
+        if not _is_zero(self.before):
+            found.append(f"ledgers were not zero before the load: {self.before}")
         if self.after != self.before:
             found.append(f"ledgers were {self.before} and are {self.after}")
         return found
@@ -104,22 +114,36 @@ class Soak:
 async def soak(config: ClusterConfig, mix: Mix, minutes: float, seed: int) -> Soak:
     """Loads a cluster of its own for so long."""
     async with await LocalCluster.start(config, report=print) as cluster:
-        actors = {worker.name: worker.pid for worker in (await cluster.status()).workers}
         routers = {address: f"router-{index}" for index, address in enumerate(cluster.addresses)}
-        quiet = ProcessWatch(lambda: actors | cluster.pids, EVERY_S)
+        quiet = ProcessWatch(lambda: _pids(cluster), EVERY_S)
         # What is made on first use is made by then.
         await _load(Load(routers, mix, seed + 1), ProcessWatch(quiet.find, EVERY_S), WARM_UP_S)
-        before = await _ledgers(cluster)
+        before = await settled(lambda: _ledgers(cluster), _is_zero, SETTLED_WITHIN_S)
         await _look(quiet)
         load = Load(routers, mix, seed)
         watch = ProcessWatch(quiet.find, EVERY_S)
         await _load(load, watch, 60 * minutes)
         after = await settled(lambda: _ledgers(cluster), lambda found: found == before, SETTLED_WITHIN_S)
         await _look(quiet)
-    growths = [
-        Growth.of(name, quiet.samples[name], samples) for name, samples in sorted(watch.samples.items())
-    ]
-    return Soak(growths=growths, before=before, after=after, load=load)
+    deaths = changes([quiet, watch])
+    lived = sorted({*quiet.samples, *watch.samples} - deaths.keys())
+    growths = [Growth.of(name, quiet.samples[name], watch.samples[name]) for name in lived]
+    return Soak(growths=growths, deaths=[*deaths.values()], before=before, after=after, load=load)
+
+
+async def _pids(cluster: LocalCluster) -> dict[str, int]:
+    """Of all processes by name; those of actors are asked for anew each time.
+
+    Actors are left out of a look at which their pool does not answer; at the last one that is a complaint.
+    """
+    with suppress(BatonError):
+        workers = (await cluster.workers()).workers
+        return {worker.name: worker.pid for worker in workers if worker.pid} | cluster.pids
+    return cluster.pids
+
+
+def _is_zero(ledgers: Ledgers) -> bool:
+    return not any(count for counts in ledgers.values() for count in counts.values())
 
 
 async def _load(load: Load, watch: ProcessWatch, seconds: float) -> None:
@@ -136,7 +160,7 @@ async def _look(quiet: ProcessWatch) -> None:
     # grpc.aio closes the connection of a cancelled call only when the channel is collected.
     gc.collect()
     await asyncio.sleep(QUIET_S)
-    quiet.look()
+    await quiet.look()
 
 
 async def _ledgers(cluster: LocalCluster) -> Ledgers:

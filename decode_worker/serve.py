@@ -13,6 +13,7 @@ from baton.metrics import meter
 from baton.models import ModelDir
 from baton.process import unless_stopped
 from baton.rpc_server import Registration
+from baton.served_role import ServedRole
 from baton.v1 import common_pb2
 from baton.v1.decode_service_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.worker_process import OnServing, ignore, serve_worker
@@ -29,19 +30,36 @@ async def serve(config: DecodeConfig, stop: asyncio.Event, *, on_serving: OnServ
     """Loads the model, serves sessions and KV writes, and announces the worker until stop is set; then
     drains it.
 
-    on_serving: called once the worker is announced; never if stop is set before that.
+    on_serving: called once the worker is announced; never if stop is set while the model is loaded.
     """
     config.tls.server_credentials()  # bad files are told before anything is loaded
     model = ModelDir.open(config.model)
-    rng = random.SystemRandom()
-    identity = Identity.draw(config.name, common_pb2.ROLE_DECODE, model.fingerprint(), rng)
+    identity = Identity.draw(config.name, common_pb2.ROLE_DECODE, model.fingerprint(), random.SystemRandom())
     engine = await unless_stopped(stop, Engine.start(config, model))
     if engine is None:
         return
+    try:
+        await _serve(config, stop, model=model, identity=identity, engine=engine, on_serving=on_serving)
+    finally:
+        await engine.close()
+
+
+ROLE = ServedRole("decode", DecodeConfig, serve)
+
+
+async def _serve(
+    config: DecodeConfig,
+    stop: asyncio.Event,
+    *,
+    model: ModelDir,
+    identity: Identity,
+    engine: Engine,
+    on_serving: OnServing,
+) -> None:
     arena = Arena.of_size(
         config.arena_bytes,
         folder=Path(config.shm_folder),
-        rng=rng,
+        rng=random.SystemRandom(),
         name=f"{config.name}-{identity.incarnation:016x}",
     )
     worker = _worker(config, model, identity, engine, arena)
@@ -49,7 +67,6 @@ async def serve(config: DecodeConfig, stop: asyncio.Event, *, on_serving: OnServ
         await serve_worker(
             worker,
             _services(worker),
-            role="decode",
             identity=identity,
             settings=config,
             stop=stop,
@@ -59,7 +76,6 @@ async def serve(config: DecodeConfig, stop: asyncio.Event, *, on_serving: OnServ
     finally:
         if arena is not None:
             arena.close()
-    await engine.close()
 
 
 def _worker(

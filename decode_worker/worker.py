@@ -24,7 +24,7 @@ from baton.health import WorkerHealth, WorkerLoad
 from baton.identity import Identity
 from baton.limits import Limits
 from baton.logs import get_logger
-from baton.sessions import converse, first_message
+from baton.sessions import converse, first_message, send_unless_ended
 from baton.telemetry import start_span
 from baton.v1 import common_pb2, decode_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
@@ -157,14 +157,17 @@ class DecodeWorker:
         await self._drain.run(grace_s)
 
     async def serve(self, session: RouterSession) -> None:
-        """Holds one router's session until it ends; raises PeerLost or IncompatiblePeer."""
+        """Holds one router's session until it ends.
+
+        Raises PeerLost, IncompatiblePeer, Draining, or Unavailable while the device makes no progress.
+        """
         incoming = aiter(session)
         opening = await first_message(incoming, session.peer)
         self._identity.check(opening.hello)
-        if self._steps.is_wedged:
-            raise Unavailable("the device makes no progress; this worker takes no sessions until it does")
         # A router that comes back has no attempt here any more: those ended with its last session.
         self._drain.check()
+        if self._steps.is_wedged:
+            raise Unavailable("the device makes no progress; this worker takes no sessions until it does")
         session.send(DecodeServiceSessionResponse(hello=self._identity.hello()))
         session.send(capacity(self._engine, transfer_address=self.transfer_address, pid=self._pid))
         self._cache_feed.join(session)
@@ -262,7 +265,7 @@ class DecodeWorker:
         attempt.span = start_span(
             "DECODING", parent=attempt.traceparent, attributes={"baton.request_id": attempt.request_id}
         )
-        self._send(attempt.session, lease_outcome(attempt.attempt_id, Committed()))
+        send_unless_ended(attempt.session, lease_outcome(attempt.attempt_id, Committed()))
         if first_token is not None:
             # The router may have lost the prefill worker's own message; it drops what it knows already.
             repeated = write_first_token(attempt.attempt_id, first_token)
@@ -289,13 +292,13 @@ class DecodeWorker:
 
     def _lost(self, lease: Lease[Attempt], reason: GoneReason) -> None:
         """A lease ended without its router's doing: the router hears of it, and the attempt ends."""
-        self._send(lease.payload.session, lease_outcome(lease.attempt_id, Gone(reason)))
+        send_unless_ended(lease.payload.session, lease_outcome(lease.attempt_id, Gone(reason)))
         self._end(lease.payload, reason)
 
     def _announce_alone(self, attempt_id: bytes, ended: bool) -> None:
         attempt = self._attempts.get(attempt_id)
         if attempt is not None:
-            self._send(attempt.session, alone_step(attempt_id, ended=ended))
+            send_unless_ended(attempt.session, alone_step(attempt_id, ended=ended))
 
     def _on_step(self, events: list[Event]) -> None:
         by_session: dict[RouterSession, list[common_pb2.TokenEvent]] = {}
@@ -319,7 +322,7 @@ class DecodeWorker:
     def _tell_prompt(self, attempt: Attempt) -> None:
         if attempt.is_computing_prompt:
             attempt.is_computing_prompt = False
-            self._send(attempt.session, prompt_computed(attempt, asyncio.get_running_loop().time()))
+            send_unless_ended(attempt.session, prompt_computed(attempt, asyncio.get_running_loop().time()))
 
     def _send_tokens(
         self, by_session: dict[RouterSession, list[common_pb2.TokenEvent]], *, load: StepLoad | None
@@ -327,10 +330,10 @@ class DecodeWorker:
         """One message per router carries the tokens of all its requests."""
         num_free_blocks = num_reservable_blocks(self._engine)
         for session, tokens in by_session.items():
-            self._send(session, step_events(tokens, num_free_blocks=num_free_blocks, load=load))
+            send_unless_ended(session, step_events(tokens, num_free_blocks=num_free_blocks, load=load))
 
     def _tell_cache(self, session: RouterSession, changes: common_pb2.CacheChanges) -> None:
-        self._send(session, DecodeServiceSessionResponse(cache_changes=changes))
+        send_unless_ended(session, DecodeServiceSessionResponse(cache_changes=changes))
 
     def _release(self, attempt_id: bytes, now: float) -> None:
         attempt = self._attempts.get(attempt_id)
@@ -344,16 +347,16 @@ class DecodeWorker:
         outcome = self._leases.abort_if_uncommitted(attempt_id, now)
         if not isinstance(outcome, Committed) and attempt_id in self._attempts:
             self._end(self._attempts[attempt_id])
-        self._send(session, lease_outcome(attempt_id, outcome))
+        send_unless_ended(session, lease_outcome(attempt_id, outcome))
 
     def _fail(self, attempt: Attempt, error: BatonError) -> None:
         if attempt.span is not None:
             attempt.span.fail(error)
-        self._send(attempt.session, failed(attempt.attempt_id, error))
+        send_unless_ended(attempt.session, failed(attempt.attempt_id, error))
         self._end(attempt)
 
     def _preempted(self, attempt: Attempt) -> None:
-        self._send(attempt.session, preempted(attempt.attempt_id))
+        send_unless_ended(attempt.session, preempted(attempt.attempt_id))
         self._end(attempt)
 
     def _end(self, attempt: Attempt, reason: GoneReason = GoneReason.CANCELLED) -> None:
@@ -375,18 +378,11 @@ class DecodeWorker:
 
     def _announce_drain(self) -> None:
         for session in self._sessions:
-            self._send(session, self._heartbeat())
+            send_unless_ended(session, self._heartbeat())
 
     def _hand_over(self, error: Draining) -> None:
         for attempt in list(self._attempts.values()):
             self._fail(attempt, error)
-
-    def _send(self, session: RouterSession, message: DecodeServiceSessionResponse) -> None:
-        """Sends unless the session has ended; serve() then ends its attempts."""
-        try:
-            session.send(message)
-        except PeerLost as error:
-            log.debug("event not sent", router=session.peer, reason=error.message)
 
     def _heartbeat(self) -> DecodeServiceSessionResponse:
         return heartbeat(

@@ -5,6 +5,7 @@ What both workers have in common below the network.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from baton.errors import ConfigError, ModelError
@@ -24,8 +25,9 @@ from engine.thread import EngineThread
 
 log = get_logger(__name__)
 
-# Longer than any step that makes progress.
-CLOSE_S = 10.0
+# Time for a step under way to end. Whoever stops a worker waits 10 s beyond its grace time, for this and the
+# rest of its end.
+CLOSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +72,11 @@ class Engine:
         )
 
     async def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Ends the threads; one that is stuck for timeout_s seconds is left to the end of the process."""
-        if self.mask_pool is not None:
-            await self.mask_pool.close(timeout_s)
-        await self.runner.close(timeout_s)
+        """Ends all threads at once; those stuck for timeout_s seconds are left to the end of the process."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.runner.close(timeout_s))
+            if self.mask_pool is not None:
+                group.create_task(self.mask_pool.close(timeout_s))
 
 
 def grammar_states(model: ModelDir, pool: Pool) -> GrammarStates | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from baton.pool.actor import WorkerActor
-from baton.pool.serving_thread import ServedRole
-from prefill_worker.config import PrefillConfig
-from prefill_worker.serve import serve
+from prefill_worker.serve import ROLE
 
 
 class PrefillWorker(WorkerActor):
     """Runs one prefill worker. Ray's dashboard shows the class by this name."""
 
-    role = ServedRole("prefill", PrefillConfig, serve)
+    role = ROLE

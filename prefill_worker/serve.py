@@ -12,6 +12,7 @@ from baton.metrics import meter
 from baton.models import ModelDir
 from baton.process import unless_stopped
 from baton.rpc_server import Registration
+from baton.served_role import ServedRole
 from baton.v1 import common_pb2
 from baton.v1.prefill_service_pb2_grpc import add_PrefillServiceServicer_to_server
 from baton.worker_process import OnServing, ignore, serve_worker
@@ -29,7 +30,7 @@ from prefill_worker.worker import PrefillWorker
 async def serve(config: PrefillConfig, stop: asyncio.Event, *, on_serving: OnServing = ignore) -> None:
     """Loads the model, serves sessions, and announces the worker until stop is set; then drains it.
 
-    on_serving: called once the worker is announced; never if stop is set before that.
+    on_serving: called once the worker is announced; never if stop is set while the model is loaded.
     """
     config.tls.server_credentials()  # bad files are told before anything is loaded
     model = ModelDir.open(config.model)
@@ -37,6 +38,24 @@ async def serve(config: PrefillConfig, stop: asyncio.Event, *, on_serving: OnSer
     engine = await unless_stopped(stop, Engine.start(config, model))
     if engine is None:
         return
+    try:
+        await _serve(config, stop, model=model, identity=identity, engine=engine, on_serving=on_serving)
+    finally:
+        await engine.close()
+
+
+ROLE = ServedRole("prefill", PrefillConfig, serve)
+
+
+async def _serve(
+    config: PrefillConfig,
+    stop: asyncio.Event,
+    *,
+    model: ModelDir,
+    identity: Identity,
+    engine: Engine,
+    on_serving: OnServing,
+) -> None:
     reader, sender_thread = reader_of(engine.cache, config.sender().max_frame_bytes), SenderThread()
     transport = KvClient(
         identity,
@@ -52,7 +71,6 @@ async def serve(config: PrefillConfig, stop: asyncio.Event, *, on_serving: OnSer
         await serve_worker(
             worker,
             [_service(worker)],
-            role="prefill",
             identity=identity,
             settings=config,
             stop=stop,
@@ -62,7 +80,6 @@ async def serve(config: PrefillConfig, stop: asyncio.Event, *, on_serving: OnSer
     finally:
         await transport.close()
         sender_thread.close()
-    await engine.close()
 
 
 def _worker(

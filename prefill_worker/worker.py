@@ -29,7 +29,7 @@ from baton.health import WorkerHealth, WorkerLoad
 from baton.identity import Identity
 from baton.limits import Limits
 from baton.logs import get_logger
-from baton.sessions import converse, first_message
+from baton.sessions import converse, first_message, send_unless_ended
 from baton.telemetry import start_span
 from baton.v1 import common_pb2, prefill_service_pb2
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest, PrefillServiceSessionResponse
@@ -138,14 +138,17 @@ class PrefillWorker:
         await self._drain.run(grace_s)
 
     async def serve(self, session: RouterSession) -> None:
-        """Holds one router's session until it ends; raises PeerLost or IncompatiblePeer."""
+        """Holds one router's session until it ends.
+
+        Raises PeerLost, IncompatiblePeer, Draining, or Unavailable while the device makes no progress.
+        """
         incoming = aiter(session)
         opening = await first_message(incoming, session.peer)
         self._identity.check(opening.hello)
-        if self._steps.is_wedged:
-            raise Unavailable("the device makes no progress; this worker takes no sessions until it does")
         # A router that comes back has no attempt here any more: those ended with its last session.
         self._drain.check()
+        if self._steps.is_wedged:
+            raise Unavailable("the device makes no progress; this worker takes no sessions until it does")
         session.send(PrefillServiceSessionResponse(hello=self._identity.hello()))
         session.send(capacity(self._engine, self._pid))
         self._cache_feed.join(session)
@@ -220,7 +223,7 @@ class PrefillWorker:
     def _announce_alone(self, attempt_id: bytes, ended: bool) -> None:
         attempt = self._attempts.get(attempt_id)
         if attempt is not None:
-            self._send(attempt.session, alone_step(attempt_id, ended=ended))
+            send_unless_ended(attempt.session, alone_step(attempt_id, ended=ended))
 
     def _on_step(self, events: list[Event]) -> None:
         for event in events:
@@ -239,7 +242,7 @@ class PrefillWorker:
     def _send_prompt_logprobs(self, attempt: Attempt, event: ChunkComputed | TokenSampled) -> None:
         if event.prompt_logprobs is not None:
             message = write_prompt_logprobs(attempt.attempt_id, event.prompt_logprobs)
-            self._send(attempt.session, PrefillServiceSessionResponse(prompt_logprobs=message))
+            send_unless_ended(attempt.session, PrefillServiceSessionResponse(prompt_logprobs=message))
 
     def _on_layers(self, num_layers: int, stored: torch.cuda.Event | None) -> None:
         """A step under way has that many layers of the prompts' last chunks in the cache."""
@@ -276,7 +279,7 @@ class PrefillWorker:
         attempt.sampled_at = asyncio.get_running_loop().time()
         attempt.span.end()
         self._restore_credit(attempt)
-        self._send(attempt.session, PrefillServiceSessionResponse(token=write_token(event)))
+        send_unless_ended(attempt.session, PrefillServiceSessionResponse(token=write_token(event)))
         if request.is_finished:
             self._end(attempt, None)
             return
@@ -333,7 +336,7 @@ class PrefillWorker:
             log.info("attempt ended", code=error.code, reason=error.message)
             attempt.span.fail(error)
         attempt.span.end()
-        self._send(attempt.session, ended(attempt, error))
+        send_unless_ended(attempt.session, ended(attempt, error))
         self._release_blocks(attempt)
         self._drain.changed()
 
@@ -343,7 +346,7 @@ class PrefillWorker:
 
     def _announce_drain(self) -> None:
         for session in self._sessions.values():
-            self._send(session, self._heartbeat())
+            send_unless_ended(session, self._heartbeat())
 
     def _hand_over(self, error: Draining) -> None:
         for attempt in list(self._attempts.values()):
@@ -370,24 +373,17 @@ class PrefillWorker:
     def _tell_pair(self, session_id: int, incarnation: int, state: PairState) -> None:
         session = self._sessions.get(session_id)
         if session is not None:
-            self._send(session, pair_status(incarnation, state))
+            send_unless_ended(session, pair_status(incarnation, state))
 
     def _tell(self, changes: list[CreditChange]) -> None:
         for change in changes:
             session = self._sessions.get(change.session_id)
             if session is not None:
                 for message in credit(change, self._credits.share):
-                    self._send(session, message)
+                    send_unless_ended(session, message)
 
     def _tell_cache(self, session: RouterSession, changes: common_pb2.CacheChanges) -> None:
-        self._send(session, PrefillServiceSessionResponse(cache_changes=changes))
-
-    def _send(self, session: RouterSession, message: PrefillServiceSessionResponse) -> None:
-        """Sends unless the session has ended; serve() then ends its attempts."""
-        try:
-            session.send(message)
-        except PeerLost as error:
-            log.debug("event not sent", router=session.peer, reason=error.message)
+        send_unless_ended(session, PrefillServiceSessionResponse(cache_changes=changes))
 
     def _heartbeat(self) -> PrefillServiceSessionResponse:
         return heartbeat(self._engine, is_wedged=self._steps.is_wedged, is_draining=self._drain.is_draining)

@@ -7,9 +7,18 @@ attempt fails.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Protocol
 
-from baton.errors import BatonError, Draining, InternalError, KvTransferFailed, Unavailable, from_failure
+from baton.errors import (
+    BatonError,
+    Draining,
+    InternalError,
+    KvTransferFailed,
+    PeerLost,
+    Unavailable,
+    from_failure,
+)
 from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest
@@ -225,4 +234,7 @@ class Attempt:
         if isinstance(error, Draining):
             self._handed_over = error
         command = decode_service_pb2.AbortIfUncommittedCommand(attempt_id=self._inbox.attempt_id)
-        self._assignment.decode.send(DecodeServiceSessionRequest(abort_if_uncommitted=command))
+        # A link that takes nothing has ended the attempt with its worker's last word, or with LinkLost, or is
+        # about to: that is in the inbox or comes there, and says more than that nothing could be sent.
+        with suppress(PeerLost):
+            self._assignment.decode.send(DecodeServiceSessionRequest(abort_if_uncommitted=command))

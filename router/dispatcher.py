@@ -8,13 +8,14 @@ router/queueing/buckets.py's; this class asks them, and takes what they choose.
 from __future__ import annotations
 
 import asyncio
-import itertools
+from contextlib import suppress
 from operator import ge
 
 from baton.errors import Overloaded, Unavailable
 from baton.v1 import common_pb2
 from router.assignment import Assignment, Placed, Ticket, Wanted
 from router.decode_link import DecodeLink
+from router.fit import RETRY_WITHOUT_WORKERS_S, Away, Fit
 from router.fleet import Fleet
 from router.outlook import ANY_WORKER, Outlook
 from router.placing.placement import Placement
@@ -23,12 +24,12 @@ from router.prefill_link import PrefillLink
 from router.queueing.buckets import BucketQueue, Waiting
 from router.retry_budget import RetryBudget
 
-RETRY_WITHOUT_WORKERS_S = 5.0
 # How long what workers have cached of a waiting prompt is not looked up again.
 MATCH_S = 0.05
 
-# What must find room, in tokens: to compute at a prefill worker, or at a decode worker; reserved; in the end.
-_Size = tuple[int, int, int, int]
+# What must find room, in tokens: to compute at a prefill worker, or at a decode worker; reserved; as is
+# expected in the end; at most.
+_Size = tuple[int, int, int, int, int]
 
 
 class Dispatcher:
@@ -55,6 +56,7 @@ class Dispatcher:
         self._outlook = outlook
         self._grace_s = grace_s
         self._fleet: Fleet | None = None
+        self._fit: Fit | None = None
         self._give_up: asyncio.TimerHandle | None = None
         self._is_down = False
         self._was_staffed = False
@@ -63,14 +65,29 @@ class Dispatcher:
 
     def attach(self, fleet: Fleet) -> None:
         """Names the workers to assign to; kick() does nothing before."""
-        self._fleet = fleet
+        self._fleet, self._fit = fleet, Fit(fleet, self._grace_s)
 
     async def assign(self, wanted: Wanted) -> Assignment:
         """Waits in the queue for workers.
 
         Raises Overloaded when the queue is full or a strict objective cannot be met, Unavailable when nobody
-        could serve for the grace time.
+        could serve for the grace time, or nobody is left who is large enough.
         """
+        while True:
+            await self._return_of_the_large(wanted)
+            with suppress(Away):
+                return await self._assign(wanted)
+
+    async def _return_of_the_large(self, wanted: Wanted) -> None:
+        """Returns once it is no use to wait for workers that have gone and were larger than those here.
+
+        Outside of the queue: there it would keep everybody else waiting once it is overdue.
+        """
+        fleet = self._fleet
+        while fleet is not None and isinstance(away := self.fit.objection(wanted), Away):
+            await fleet.meets(away.wait_s)
+
+    async def _assign(self, wanted: Wanted) -> Assignment:
         ticket = Ticket(wanted=wanted, assigned=asyncio.get_running_loop().create_future())
         item = self._push(ticket)
         self.kick()
@@ -91,6 +108,12 @@ class Dispatcher:
         held = self._match(wanted)[0].get(decode.incarnation, 0)
         self._place_at(decode, wanted, max(1, wanted.num_tokens - held))
         return Assignment(attempt_id=wanted.attempt_id, prefill=None, decode=decode)
+
+    @property
+    def fit(self) -> Fit:
+        """Whether anybody is large enough; not to be asked before attach()."""
+        assert self._fit is not None
+        return self._fit
 
     def kick(self) -> None:
         """Assigns whatever fits now. To be called whenever capacity may have changed."""
@@ -225,7 +248,8 @@ class Dispatcher:
             # One that needs no more anywhere has just found no place.
             return False
         fleet, asked = self._fleet, self._ask(ticket)
-        decision = self._placement.choose(asked, fleet.prefill_links(), fleet.decode_links(), now)
+        decodes = self.fit.decode_links(ticket.wanted.kv_tokens)
+        decision = self._placement.choose(asked, fleet.prefill_links(), decodes, now)
         if decision is None:
             self._failed.append(_most(ticket))
             return False
@@ -233,9 +257,8 @@ class Dispatcher:
         ticket.assigned.set_result(self._take(ticket, asked, decision))
         return True
 
-    def _hopeless(self, wanted: Wanted, now: float) -> Overloaded | Unavailable | None:
-        """Why an attempt need not wait any longer: too late, or too large for every connected worker."""
-        assert self._fleet is not None
+    def _hopeless(self, wanted: Wanted, now: float) -> Overloaded | Unavailable | Away | None:
+        """Why an attempt need not be in the queue: too late, or too large for every connected worker."""
         if wanted.is_strict and wanted.is_new and now > wanted.due_at:
             self._outlook.metrics.shed("objective")
             return Overloaded(
@@ -243,26 +266,7 @@ class Dispatcher:
                 "or raise ttft_objective_ms",
                 retry_after_s=1.0,
             )
-        fleet, kv_tokens = self._fleet, wanted.kv_tokens
-        prefills, decodes = fleet.prefill_links(), fleet.decode_links()
-        large = next((decode for decode in decodes if decode.can_ever_take(kv_tokens)), None)
-        if large is None:
-            return _too_large("decode worker", kv_tokens) if decodes else None
-        if self._placement.mode != "disaggregated" or not prefills:
-            return None
-        able = (prefill for prefill in prefills if prefill.can_ever_take(wanted.num_tokens))
-        first = next(able, None)
-        if first is None:
-            return _too_large("prefill worker", wanted.num_tokens)
-        if any(
-            prefill.can_reach(decode.incarnation)
-            for prefill in itertools.chain([first], able)
-            for decode in decodes
-            if decode is large or decode.can_ever_take(kv_tokens)
-        ):
-            return None
-        # Where nobody reaches anybody, that is told; here those who could hold it do not.
-        return _too_large("pair of workers", kv_tokens) if fleet.is_complete else None
+        return self.fit.objection(wanted)
 
     def _take(self, ticket: Ticket, asked: Ask, decision: Placed) -> Assignment:
         wanted, chosen = ticket.wanted, decision.chosen
@@ -347,20 +351,14 @@ def _least(ticket: Ticket) -> _Size:
     """What it needs where most of it is cached."""
     wanted = ticket.wanted
     rest = wanted.num_tokens - max(ticket.held.values(), default=0)
-    return ticket.num_uncached_tokens, rest, wanted.reserve_tokens, wanted.expected_tokens
+    return ticket.num_uncached_tokens, rest, wanted.reserve_tokens, wanted.expected_tokens, wanted.kv_tokens
 
 
 def _most(ticket: Ticket) -> _Size:
     """What it needs where nothing of it is cached."""
     wanted = ticket.wanted
-    return wanted.num_tokens, wanted.num_tokens, wanted.reserve_tokens, wanted.expected_tokens
-
-
-def _too_large(who: str, num_tokens: int) -> Unavailable:
-    return Unavailable(
-        f"no connected {who} holds {num_tokens} tokens of KV",
-        retry_after_s=RETRY_WITHOUT_WORKERS_S,
-    )
+    num_tokens = wanted.num_tokens
+    return num_tokens, num_tokens, wanted.reserve_tokens, wanted.expected_tokens, wanted.kv_tokens
 
 
 def _has_result(future: asyncio.Future[Assignment]) -> bool:

@@ -19,6 +19,8 @@ from baton.errors import PeerLost
 from baton.identity import Identity
 from baton.logs import get_logger
 from baton.ports import Registry, WorkerInfo
+from baton.v1 import common_pb2
+from router.attendance import Attendance
 from router.decode_link import DecodeDialer, DecodeLink
 from router.link import LinkObserver, WorkerLink
 from router.prefill_link import PrefillDialer, PrefillLink
@@ -62,6 +64,8 @@ class Fleet:
         self._links: dict[int, WorkerLink[Any, Any]] = {}
         # Those that have a session or are to have one.
         self._held: set[int] = set()
+        self._attendance = Attendance()
+        self._next_meeting = asyncio.Event()
         self._was_complete = asyncio.Event()
         self._present: tuple[list[PrefillLink], list[DecodeLink]] | None = None
 
@@ -88,10 +92,24 @@ class Fleet:
         """Decode workers that take requests. Not to be changed."""
         return self._sorted_out()[1]
 
-    def is_alive(self, incarnation: int) -> bool:
-        """Whether that very process is connected, or has left as it said."""
+    def is_alive(self, incarnation: int, after: float) -> bool:
+        """Whether that very process is connected, or has left as it said, or was so after that time.
+
+        After a lost session that means: only the session was lost, whatever has become of the process since.
+        """
         link = self._links.get(incarnation)
-        return link is not None and link.state in ("ready", "draining")
+        is_here = link is not None and link.is_alive
+        return is_here or self._attendance.was_alive_after(incarnation, after)
+
+    def went_at(self, role: common_pb2.Role.ValueType, num_tokens: int) -> float | None:
+        """When the last of the workers that held so many tokens ceased to take requests; None if none did."""
+        return self._attendance.went_at(role, num_tokens)
+
+    async def meets(self, timeout_s: float) -> None:
+        """Returns once a session has begun or ended, or after that time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._next_meeting.wait()
 
     def is_announced(self, incarnation: int) -> bool:
         """Whether the registry, when it was last heard, knew that very process."""
@@ -160,6 +178,9 @@ class Fleet:
     def met(self) -> None:
         """A session has begun or ended: prefill workers are told which decode workers there are."""
         self._present = None
+        self._attendance.take(self._links.values(), asyncio.get_running_loop().time())
+        self._next_meeting.set()
+        self._next_meeting = asyncio.Event()
         present = {
             link.incarnation: link.introduction
             for link in self._links.values()

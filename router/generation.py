@@ -207,7 +207,7 @@ class Generation:
             self._timeline.attempt_ended(error.code, error.message)
             raise
         except BaseException:
-            self._timeline.attempt_ended("OK" if self._is_stopped else "CANCELLED")
+            self._timeline.attempt_ended("OK" if self._is_stopped else self._timeline.cancelled())
             raise
         self._timeline.attempt_ended("OK")
 
@@ -331,20 +331,16 @@ class Generation:
         return self._limits.kv_tokens(len(self.request.prompt_token_ids), self.request.params.max_tokens)
 
     def _check_fits(self) -> None:
-        """Raises InvalidRequest for a request that no connected worker could ever hold."""
-        decodes = self._fleet.decode_links()
-        if decodes and not any(link.can_ever_take(self._kv_tokens) for link in decodes):
+        """Raises InvalidRequest for one that no connected worker can ever hold, nor one that was of late."""
+        fit, num_tokens = self._dispatcher.fit, len(self.request.prompt_token_ids)
+        if not fit.may_hold(common_pb2.ROLE_DECODE, self._kv_tokens):
             raise InvalidRequest(
                 f"prompt and max_tokens need room for {self._kv_tokens} tokens; no decode worker's KV cache "
                 "holds that many. Lower max_tokens, shorten the prompt, or raise kv_cache_bytes",
                 field="max_tokens",
             )
-        num_tokens = len(self.request.prompt_token_ids)
-        prefills = self._fleet.prefill_links()
-        if self._config.placement != "disaggregated":
-            # A decode worker computes what no prefill worker holds.
-            return
-        if prefills and not any(link.can_ever_take(num_tokens) for link in prefills):
+        # A decode worker computes what no prefill worker holds, unless prompts are the others' alone.
+        if self._fleet.needs_prefill and not fit.may_hold(common_pb2.ROLE_PREFILL, num_tokens):
             raise InvalidRequest(
                 f"the prompt has {num_tokens} tokens; no prefill worker's KV cache holds that many. Shorten "
                 "the prompt, or raise kv_cache_bytes",

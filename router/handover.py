@@ -12,20 +12,23 @@ from contextlib import asynccontextmanager
 from baton.errors import Draining
 
 # For the words that end the calls, after the grace time.
-LAST_WORDS_S = 2.0
+PARTING_S = 2.0
 
 
 class Handover:
-    """Calls that end with Draining once their router has no more time for them."""
+    """Calls that end with Draining once their router has no more time for them.
+
+    has_begun: whether that is so; a call that is cancelled from then on is handed over.
+    """
 
     def __init__(self) -> None:
         self._calls: set[asyncio.Timeout] = set()
-        self._has_begun = False
+        self.has_begun = False
 
     @asynccontextmanager
     async def covering(self) -> AsyncIterator[None]:
         """Runs one call; raises Draining, with the call cancelled, once begin() was called."""
-        if self._has_begun:
+        if self.has_begun:
             raise _draining()
         try:
             async with asyncio.timeout(None) as call:
@@ -41,7 +44,7 @@ class Handover:
 
     def begin(self) -> None:
         """Ends all calls, and those that come from now on."""
-        self._has_begun = True
+        self.has_begun = True
         now = asyncio.get_running_loop().time()
         for call in self._calls:
             call.reschedule(now)
@@ -52,9 +55,12 @@ class Handover:
         stop: the server's; takes no new calls from now on, and ends those that still run after as many
             seconds as it is given. It returns as soon as none does.
         """
-        stopping = asyncio.ensure_future(stop(grace_s + LAST_WORDS_S))
-        await asyncio.wait((stopping,), timeout=grace_s)
-        self.begin()
+        stopping = asyncio.ensure_future(stop(grace_s + PARTING_S))
+        try:
+            await asyncio.wait((stopping,), timeout=grace_s)
+        finally:
+            # Also where the drain itself is broken off: whoever stops the server waits for these calls.
+            self.begin()
         await stopping
 
 

@@ -115,6 +115,11 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         return self.state == "ready"
 
     @property
+    def is_alive(self) -> bool:
+        """Whether there is a session with that very process, or it has left as it said."""
+        return self.state in ("ready", "draining")
+
+    @property
     def num_attempts(self) -> int:
         """Attempts of this router in flight at the worker."""
         return len(self._inboxes)
@@ -186,7 +191,8 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         """The worker has ended the session, or takes none, or does not answer."""
         if isinstance(error, Draining):
             self.drain()
-        if self.is_draining and self._is_idle:
+        if self.is_draining and not self._inboxes:
+            # An attempt that is on its way hears Draining when it comes.
             self.state = "draining"
             log.info("worker left", worker=self.name)
             return
@@ -279,6 +285,11 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
     def block_size(self) -> int:
         """Tokens per block."""
         return self._capacity.block_size
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that its cache holds."""
+        return self.num_blocks * self.block_size
 
     @property
     def chunk_tokens(self) -> int:

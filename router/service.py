@@ -206,10 +206,8 @@ class InferenceServicer(InferenceServiceServicer):
             num_prompt_tokens=len(request.prompt_token_ids),
             ttft_objective_ms=request.objective_ms(self._config),
         )
-        log = self._core.log
-        if not log.is_on:
-            return Timeline(request.arrived_at, explain)
-        return Timeline(request.arrived_at, explain, log, self._logged(request))
+        log, number = (self._core.log, self._logged(request)) if self._core.log.is_on else (None, 0)
+        return Timeline(request.arrived_at, explain, log, number, is_leaving=lambda: self.handover.has_begun)
 
     def _logged(self, request: GenerationRequest) -> int:
         """The request's number in the log of decisions."""

@@ -29,6 +29,7 @@ class _Loss:
 
     incarnation: int
     alone: bool
+    at: float
 
 
 class Suspicion:
@@ -50,7 +51,7 @@ class Suspicion:
 
     def lost(self, incarnation: int) -> None:
         """A worker that was computing this request is gone."""
-        self._losses.append(_Loss(incarnation, self.runs_alone))
+        self._losses.append(_Loss(incarnation, self.runs_alone, asyncio.get_running_loop().time()))
         self._is_judged = False
 
     async def verdict(self) -> str:
@@ -72,8 +73,8 @@ class Suspicion:
         )
 
     def _missing(self) -> list[_Loss]:
-        """Without workers that are back as the same process: only their session was lost."""
-        return [loss for loss in self._losses if not self._fleet.is_alive(loss.incarnation)]
+        """Without workers that were there again as the same process: only their session was lost."""
+        return [loss for loss in self._losses if not self._fleet.is_alive(loss.incarnation, loss.at)]
 
 
 def _is_proof(losses: list[_Loss]) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from baton.errors import BatonError
+from baton.errors import BatonError, Draining
 from baton.v1 import common_pb2, decode_service_pb2, inference_service_pb2, prefill_service_pb2
 from baton.v1.route_explain_pb2 import AttemptExplain, RouteExplain
 from baton.v1.route_explain_pb2 import Candidate as CandidateProto
@@ -27,6 +28,7 @@ class Timeline:
     regretted: who computed the prompt of the first token, "local" or "remote"; empty before, and if there was
         no other place.
     log: where it is recorded, under this number.
+    is_leaving: whether the router ends what still runs, so that it goes on at another one.
     """
 
     def __init__(
@@ -35,6 +37,8 @@ class Timeline:
         explain: RouteExplain | None = None,
         log: DecisionLog | None = None,
         number: int = 0,
+        *,
+        is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         self.num_attempts = 1
         self.num_cached_tokens = 0
@@ -44,6 +48,7 @@ class Timeline:
         self.regretted = ""
         self._log = log
         self._number = number
+        self._is_leaving = is_leaving
         self._arrived_at = arrived_at
         self._timings = inference_service_pb2.Timings()
         self._attempt = AttemptExplain()
@@ -149,7 +154,7 @@ class Timeline:
         self._num_tokens += count
 
     def attempt_ended(self, outcome: str, reason: str = "") -> None:
-        """The attempt is over: "OK", "CANCELLED", "PREEMPTED" or an error's code."""
+        """The attempt is over: "OK", "PREEMPTED", an error's code, or what cancelled() says."""
         self._attempt.outcome, self._attempt.reason = outcome, reason
         self._attempt.ended_at_ms = self._now_ms()
 
@@ -158,10 +163,14 @@ class Timeline:
         if error is None:
             self.explain.outcome = "OK"
         else:
-            self.explain.outcome = error.code if isinstance(error, BatonError) else "CANCELLED"
+            self.explain.outcome = error.code if isinstance(error, BatonError) else self.cancelled()
         self.explain.ended_at_ms = self._now_ms()
         if self._log is not None:
             self._record(self._log)
+
+    def cancelled(self) -> str:
+        """What it means that something was cancelled: the client left, unless the router does."""
+        return Draining.code if self._is_leaving() else "CANCELLED"
 
     def report(self) -> RouteExplain:
         """The answer's way up to now. The message is the timeline's own, and not to be changed."""

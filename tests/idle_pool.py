@@ -17,7 +17,7 @@ from baton.config import load_config
 from baton.logs import configure_logging
 from baton.pool.config import PoolConfig
 from baton.pool.environment import prepare_environment
-from baton.process import report_errors, run
+from baton.process import leave, report_errors, run
 
 
 def main() -> int:
@@ -51,4 +51,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(report_errors(main))
+    leave(report_errors(main))

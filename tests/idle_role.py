@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from baton.errors import ConfigError
 from baton.health import WorkerHealth, WorkerLoad
 from baton.pool.actor import WorkerActor
-from baton.pool.serving_thread import ServedRole
 from baton.pool.worker_pool import WorkerPool
 from baton.ports import WorkerInfo
+from baton.served_role import ServedRole
 from baton.worker_process import OnServing, Served, ignore
 
 TOTALS = {"tokens": 7}

@@ -88,6 +88,10 @@ TlsCa = Annotated[Path | None, typer.Option(help="PEM file: who signed it.")]
 TlsServerName = Annotated[
     str | None, typer.Option(help="Name in that certificate.", show_default="127.0.0.1")
 ]
+Drain = Annotated[
+    float | None,
+    typer.Option(help="Seconds that running requests have to end when a process leaves.", show_default="5"),
+]
 StartTimeout = Annotated[float | None, typer.Option(help="Longest wait for all workers.", show_default="120")]
 
 
@@ -116,6 +120,7 @@ def up(
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
     tls_server_name: TlsServerName = None,
+    drain_s: Drain = None,
     start_timeout_s: StartTimeout = None,
     config: ConfigFile = None,
 ) -> None:

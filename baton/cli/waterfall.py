@@ -216,7 +216,7 @@ def _first_token(explain: RouteExplain) -> str:
         is_met = explain.first_token_at_ms <= explain.ttft_objective_ms
         return f"TTFT {_ms(explain.first_token_at_ms)} ({objective} {'met' if is_met else 'missed'})"
     waited = _or(explain.ended_at_ms, explain.reported_at_ms)
-    has_failed = explain.outcome not in ("", "CANCELLED")
+    has_failed = explain.outcome not in ("", "CANCELLED", "DRAINING")
     is_missed = has_failed or waited > explain.ttft_objective_ms
     return f"no first token{'' if explain.outcome else ' yet'} ({objective}{' missed' if is_missed else ''})"
 

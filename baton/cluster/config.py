@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from baton.drain import check_drain
 from baton.errors import ConfigError
 from baton.tls import TlsFiles
 
@@ -114,6 +115,7 @@ class ClusterConfig:
         for name in ("ray_address", "prefill_on"):
             if getattr(self, name) not in ("", "process") and not self.ray:
                 raise ConfigError(f"{name} is set but ray is off; drop one of them", field=name)
+        check_drain(self.drain_s)
         if self.start_timeout_s <= 0:
             raise ConfigError(
                 f"start_timeout_s is {self.start_timeout_s}; it must be positive", field="start_timeout_s"

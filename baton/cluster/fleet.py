@@ -7,7 +7,7 @@ themselves are the supervisor's, actors the pool's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from baton.cluster.config import ClusterConfig
 from baton.cluster.free_ports import LOOPBACK
@@ -17,7 +17,7 @@ from baton.cluster.roles import WORKER_ROLES
 from baton.cluster.router_views import ClusterStatus, RouterViews
 from baton.cluster.supervisor import Supervisor
 from baton.cluster.worker_states import ROLES, ProcessFacts, WorkerStates
-from baton.errors import InvalidRequest
+from baton.errors import InvalidRequest, Unavailable
 from baton.v1 import common_pb2, pool_service_pb2
 from baton.v1.pool_service_pb2 import DrainResponse, ListWorkersResponse, PoolWorker, ScaleResponse
 
@@ -56,6 +56,7 @@ class Fleet:
         self._states = WorkerStates(LOOPBACK)
         self._changing = asyncio.Lock()
         self._removals: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     @property
     def names(self) -> frozenset[str]:
@@ -78,7 +79,8 @@ class Fleet:
     async def scale(self, role: common_pb2.Role.ValueType, num_workers: int) -> ScaleResponse:
         """Adds workers until there are that many, or drains and removes some; raises InvalidRequest.
 
-        Those that were given up go first, then those with the highest index.
+        Those that were given up go first, then those with the highest index; those that were given up and
+        stay are tried again. Raises Unavailable once the cluster ends.
         """
         name = self._checked_role(role)
         if not 1 <= num_workers <= MAX_WORKERS:
@@ -86,15 +88,10 @@ class Fleet:
                 f"num_workers is {num_workers}; it must be 1 to {MAX_WORKERS}", field="num_workers"
             )
         async with self._changing:
+            self._check_open()
             if self._pool is not None and self._config.is_on_ray(name):
                 return await self._pool.scale(role, num_workers)
-            staying = self._supervisor.staying(name)
-            added = self._free_indexes(name)[: max(0, num_workers - len(staying))]
-            removed = self._least_wanted(staying)[: max(0, len(staying) - num_workers)]
-            for index in added:
-                await self._supervisor.add(self._make_process(name, index))
-            self._remove(removed)
-            return ScaleResponse(added=[f"{name}-{index}" for index in added], removed=removed)
+            return await self._scale_processes(name, num_workers)
 
     async def drain(self, name: str, *, dry_run: bool, force: bool) -> DrainResponse:
         """Drains one worker and removes it, or says what that would mean; raises InvalidRequest.
@@ -102,6 +99,7 @@ class Fleet:
         force: even if no other worker of its role serves.
         """
         async with self._changing:
+            self._check_open()
             workers = (await self.list_workers()).workers
             worker = next((worker for worker in workers if worker.name == name), None)
             if worker is None:
@@ -120,7 +118,11 @@ class Fleet:
             return response
 
     async def close(self) -> None:
-        """Leaves what is being removed to whoever stops the supervisor."""
+        """Changes nothing any more, and leaves what is being removed to whoever stops the supervisor."""
+        self._is_closed = True
+        async with self._changing:
+            # What has begun before has started all it will start.
+            pass
         for task in self._removals:
             task.cancel()
         if self._removals:
@@ -151,14 +153,35 @@ class Fleet:
             )
         return name
 
-    def _free_indexes(self, role: str) -> list[int]:
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Unavailable("this cluster ends; its workers change no more")
+
+    async def _scale_processes(self, role: str, num_workers: int) -> ScaleResponse:
+        staying = self._supervisor.staying(role)
+        removed = self._least_wanted(staying)[: max(0, len(staying) - num_workers)]
+        failed = [name for name in staying if self._has_failed(name) and name not in removed]
+        for name in failed:
+            # No process is left of it: this only forgets its deaths.
+            await self._supervisor.remove(name, self._grace_s)
+        added = [*failed, *self._free_names(role, failed)[: max(0, num_workers - len(staying))]]
+        for name in added:
+            await self._supervisor.add(self._make_process(role, _index_of(name)))
+        self._remove(removed)
+        return ScaleResponse(added=added, removed=removed)
+
+    def _has_failed(self, name: str) -> bool:
+        return self._supervisor.life(name).state == "failed"
+
+    def _free_names(self, role: str, but: Sequence[str]) -> list[str]:
         """Lowest first. The name of a worker that is still leaving is not free."""
-        taken = set(self._supervisor.names)
-        return [index for index in range(2 * MAX_WORKERS) if f"{role}-{index}" not in taken]
+        taken = {*self._supervisor.names, *but}
+        names = (f"{role}-{index}" for index in range(2 * MAX_WORKERS))
+        return [name for name in names if name not in taken]
 
     def _least_wanted(self, names: list[str]) -> list[str]:
         def wanted(name: str) -> tuple[bool, int]:
-            return self._supervisor.life(name).state != "failed", -_index_of(name)
+            return not self._has_failed(name), -_index_of(name)
 
         return sorted(names, key=wanted)
 

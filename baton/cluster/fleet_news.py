@@ -15,7 +15,7 @@ _SERVING = pool_service_pb2.POOL_WORKER_STATE_SERVING
 _DRAINING = pool_service_pb2.POOL_WORKER_STATE_DRAINING
 _UNHEALTHY = pool_service_pb2.POOL_WORKER_STATE_UNHEALTHY
 _TROUBLE = {
-    pool_service_pb2.POOL_WORKER_STATE_RESTARTING: "died; it is started again",
+    pool_service_pb2.POOL_WORKER_STATE_RESTARTING: "is started again",
     pool_service_pb2.POOL_WORKER_STATE_FAILED: "is given up",
     _UNHEALTHY: "does not serve",
 }
@@ -28,9 +28,11 @@ class FleetNews:
         self._told: dict[str, PoolWorker] | None = None
         self._serving_pids: dict[str, int] = {}
         self._is_ray_silent = False
+        self._unknown = ""
 
     def lines(self, now: ListWorkersResponse) -> list[str]:
         """What is new; nothing about the first list."""
+        self._unknown = ""
         workers = {worker.name: worker for worker in now.workers}
         before, self._told = self._told, workers
         news = [] if before is None else [*_departures(before, workers), *self._changes(before, workers)]
@@ -39,6 +41,11 @@ class FleetNews:
                 self._serving_pids[worker.name] = worker.pid
         self._serving_pids = {name: pid for name, pid in self._serving_pids.items() if name in workers}
         return [*news, *self._about_ray(silent_ms=now.ray_silent_ms)]
+
+    def unknown(self, reason: str) -> list[str]:
+        """The workers cannot be looked at; said once for each reason."""
+        before, self._unknown = self._unknown, reason
+        return [] if reason == before else [f"no news of the workers: {reason}"]
 
     def _changes(self, before: dict[str, PoolWorker], workers: dict[str, PoolWorker]) -> Iterator[str]:
         for name, worker in workers.items():

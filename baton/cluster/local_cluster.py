@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +27,16 @@ from baton.cluster.fleet import Fleet
 from baton.cluster.fleet_news import FleetNews
 from baton.cluster.free_ports import LOOPBACK
 from baton.cluster.guard import Guard
-from baton.cluster.places import Places, Ports
+from baton.cluster.places import Places, Ports, make_logs
 from baton.cluster.pool_link import PoolLink
 from baton.cluster.role_process import RoleProcess, RoleSpec
-from baton.cluster.roles import POOL, router_specs, worker_spec, worker_specs
+from baton.cluster.role_settings import RoleSettings
+from baton.cluster.roles import POOL, pool_counts, pool_spec, router_specs, worker_spec, worker_specs
 from baton.cluster.router_views import ClusterStatus, RouterViews, missing
 from baton.cluster.status import fetch_status
 from baton.cluster.supervisor import Supervisor
 from baton.cluster.worker_states import ROLES
-from baton.errors import Unavailable
+from baton.errors import BatonError, Unavailable
 from baton.models import ModelDir
 from baton.redis_server import EmbeddedRedis
 from baton.registry import RedisRegistry
@@ -50,7 +51,7 @@ _POLL_S = 0.1
 # How often a running cluster is looked at for news.
 _NEWS_S = 1.0
 # Beyond the grace for requests: joining threads, Ray's own shutdown, one slow disk.
-_EXTRA_GRACE_S = 10.0
+EXTRA_GRACE_S = 10.0
 
 
 class LocalCluster:
@@ -68,7 +69,6 @@ class LocalCluster:
         supervisor: Supervisor,
         fleet: Fleet,
         pool: PoolLink | None,
-        resources: AsyncExitStack,
     ) -> None:
         self.config = config
         self.places = places
@@ -77,7 +77,7 @@ class LocalCluster:
         self._supervisor = supervisor
         self._fleet = fleet
         self._pool = pool
-        self._resources = resources
+        self._resources = AsyncExitStack()
         self._control: RpcServer | None = None
         self._running = asyncio.create_task(supervisor.run(), name="supervisor")
         self._telling: asyncio.Task[None] | None = None
@@ -101,30 +101,32 @@ class LocalCluster:
                 passed.
         """
         config = _resolved(config)
-        opener = config.tls.opener()
+        opener, credentials = config.tls.opener(), config.tls.server_credentials()
+        role_settings = RoleSettings(config_file=config_file)
         ports = Ports.claim(config)
         if config.redis_url:
             # Now, and not when start_timeout_s has passed without a worker in sight.
             async with RedisRegistry(config.redis_url, config.namespace) as registry:
                 await registry.check()
+        logs = make_logs(config)
         async with AsyncExitStack() as resources:
             guard = await resources.enter_async_context(Guard())
             redis_url = config.redis_url
             if not redis_url:
                 redis_url = (await resources.enter_async_context(EmbeddedRedis(report=report))).url
-            places = Places.make(config, ports, redis_url, config_file)
+            places = Places.make(
+                ports, redis_url, logs=logs, config_file=config_file, role_settings=role_settings
+            )
             guard.own(places.ray_dir)
             resources.callback(_remove_segments, places)
-            cluster = cls._assembled(
-                config, places, opener, guard=guard, report=report, resources=resources.pop_all()
-            )
+            cluster = cls._assembled(config, places, opener, guard=guard, report=report)
+            cluster._resources = resources.pop_all()
         try:
-            credentials = config.tls.server_credentials()
             cluster._control = await ControlService.serve(
                 cluster._fleet, port=ports.control, credentials=credentials
             )
             await cluster._until_ready(report)
-            cluster._telling = asyncio.create_task(cluster._tell(report), name="news of the cluster")
+            cluster._telling = asyncio.create_task(cluster.tell(report), name="news of the cluster")
         except BaseException:
             await cluster.stop()
             raise
@@ -139,7 +141,6 @@ class LocalCluster:
         *,
         guard: Guard,
         report: Report,
-        resources: AsyncExitStack,
     ) -> Self:
         def process(spec: RoleSpec) -> RoleProcess:
             return RoleProcess(spec, places.logs / f"{spec.name}.log", guard)
@@ -155,10 +156,10 @@ class LocalCluster:
             views=RouterViews(places.admin_addresses, opener),
             pool=pool,
             make_process=lambda role, index: process(worker_spec(config, places, role=role, index=index)),
-            grace_s=config.drain_s + _EXTRA_GRACE_S,
+            grace_s=config.drain_s + EXTRA_GRACE_S,
             is_colocated=placement == "colocated",
         )
-        return cls(config, places, opener, supervisor=supervisor, fleet=fleet, pool=pool, resources=resources)
+        return cls(config, places, opener, supervisor=supervisor, fleet=fleet, pool=pool)
 
     @property
     def addresses(self) -> list[str]:
@@ -236,21 +237,35 @@ class LocalCluster:
 
     async def run(self) -> None:
         """Waits until the cluster cannot be kept running, and raises Unavailable then."""
-        await asyncio.shield(self._running)
+        tasks = [task for task in (self._running, self._telling) if task is not None]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def tell(self, report: Report) -> None:
+        """Reports what happens to the workers, until cancelled."""
+        news = FleetNews()
+        while True:
+            try:
+                lines = news.lines(await self._fleet.list_workers())
+            except BatonError as error:
+                lines = news.unknown(error.message)
+            for line in lines:
+                report(line)
+            await asyncio.sleep(_NEWS_S)
 
     async def stop(self) -> None:
         """Stops everything in order: routers, workers and Ray, Redis. Idempotent; kills what does not end."""
-        tasks = [task for task in (self._telling, self._running) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        if not self._running.cancelled():
-            # Whoever waits in run() has heard of it; here it must only not count as overlooked.
-            self._running.exception()
+        await _cancelled(self._telling)
+        # Before the supervisor: nothing would end what somebody adds after its end.
         if self._control is not None:
             await self._control.stop()
         await self._fleet.close()
-        await self._supervisor.stop(self._stages(), self.config.drain_s + _EXTRA_GRACE_S)
+        await _cancelled(self._running)
+        if not self._running.cancelled():
+            # Whoever waits in run() has heard of it; here it must only not count as overlooked.
+            self._running.exception()
+        await self._supervisor.stop(self._stages(), self.config.drain_s + EXTRA_GRACE_S)
         await self._resources.aclose()
 
     def kill(self) -> None:
@@ -296,14 +311,6 @@ class LocalCluster:
                     await asyncio.sleep(_POLL_S)
         raise Unavailable(self._late(waiting or self._fleet.names, timeout_s))
 
-    async def _tell(self, report: Report) -> None:
-        """Reports what happens to the workers, until cancelled."""
-        news = FleetNews()
-        while True:
-            for line in news.lines(await self._fleet.list_workers()):
-                report(line)
-            await asyncio.sleep(_NEWS_S)
-
     def _late(self, waiting: frozenset[str], timeout_s: float) -> str:
         owners = {name if name in self._supervisor.names else POOL for name in waiting}
         logs = "\n".join(
@@ -334,8 +341,18 @@ def _absolute(path: str) -> str:
 def _pool_link(
     config: ClusterConfig, places: Places, opener: OpenChannel, supervisor: Supervisor
 ) -> PoolLink:
-    names = [name for name in config.worker_names if config.is_on_ray(name.rpartition("-")[0])]
-    return PoolLink(places.ready_file, lambda: supervisor.pids.get(POOL, 0), names, opener)
+    def keep(counts: Mapping[str, int]) -> None:
+        supervisor.process(POOL).spec = pool_spec(config, places, counts)
+
+    return PoolLink(
+        places.ready_file, lambda: supervisor.pids.get(POOL, 0), pool_counts(config), opener, keep=keep
+    )
+
+
+async def _cancelled(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def _remove_segments(places: Places) -> None:

@@ -61,14 +61,10 @@ class Places:
     role_settings: RoleSettings = field(repr=False)
 
     @classmethod
-    def make(cls, config: ClusterConfig, ports: Ports, redis_url: str, config_file: str) -> Places:
-        """Makes the folders; raises ConfigError if log_dir cannot be made."""
-        logs = Path(config.log_dir).absolute() if config.log_dir else _new_run_folder(cache_dir() / "run")
-        try:
-            # What a log tells is its owner's.
-            logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"log_dir {logs} cannot be made: {error.strerror}", field="log_dir") from error
+    def make(
+        cls, ports: Ports, redis_url: str, *, logs: Path, config_file: str, role_settings: RoleSettings
+    ) -> Places:
+        """Makes ray_dir, which the caller removes."""
         # Ray puts sockets into its folder, and a socket's path is limited to 107 bytes.
         ray_dir = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp" if Path("/tmp").is_dir() else None))
         return cls(
@@ -78,7 +74,7 @@ class Places:
             ready_file=ray_dir / "pool.json",
             ray_dir=ray_dir,
             config_file=str(Path(config_file).absolute()) if config_file else "",
-            role_settings=RoleSettings(config_file=config_file),
+            role_settings=role_settings,
         )
 
     @property
@@ -101,6 +97,17 @@ class Places:
         """Where workers keep shared memory."""
         roles = ("prefill", "decode")
         return {Path(self.role_settings.text(role, "shm_folder", "/dev/shm")) for role in roles}
+
+
+def make_logs(config: ClusterConfig) -> Path:
+    """Makes the folder of the logs: log_dir, or one for this run; raises ConfigError if that fails."""
+    logs = Path(config.log_dir).absolute() if config.log_dir else _new_run_folder(cache_dir() / "run")
+    try:
+        # What a log tells is its owner's.
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"log_dir {logs} cannot be made: {error.strerror}", field="log_dir") from error
+    return logs
 
 
 def _claim_all(config: ClusterConfig, setting: str) -> dict[str, int]:

@@ -1,14 +1,15 @@
 """The pool of Ray workers, as the cluster that started it reaches it.
 
-Owns what is known of its workers while the pool itself cannot be asked. It knows the pool's ready file
-and its control port, and nothing of Ray.
+Owns what is known of its workers while the pool itself cannot be asked, and how many a pool that is started
+again shall have. It knows the pool's ready file and its control port, and nothing of Ray.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from baton.cluster.control import ControlClient
@@ -18,37 +19,47 @@ from baton.rpc import OpenChannel
 from baton.v1 import common_pb2, pool_service_pb2
 from baton.v1.pool_service_pb2 import DrainResponse, ListWorkersResponse, PoolWorker, ScaleResponse
 
+_PLACING = pool_service_pb2.POOL_WORKER_STATE_PLACING
+_DRAINING = pool_service_pb2.POOL_WORKER_STATE_DRAINING
+_ROLE_NAMES = {value: name for name, value in ROLES.items()}
+
 
 class PoolLink:
     """One pool, over all its restarts.
 
-    pid: of the pool's process now, or 0.  names: its workers until it has told them itself.
+    pid: of the pool's process now, or 0.
+    counts: its workers by role at the start, until it has told them itself.
+    keep: hears how many of each role the next start of the pool shall have, whenever that changes.
     """
 
     def __init__(
-        self, ready_file: Path, pid: Callable[[], int], names: Iterable[str], opener: OpenChannel
+        self,
+        ready_file: Path,
+        pid: Callable[[], int],
+        counts: Mapping[str, int],
+        opener: OpenChannel,
+        *,
+        keep: Callable[[Mapping[str, int]], None],
     ) -> None:
         self._ready_file = ready_file
         self._pid = pid
         self._opener = opener
+        self._keep = keep
+        # What the next start of the pool shall have, what this one was told to have, and which one that is.
+        self._counts, self._wanted, self._told_pid = dict(counts), dict(counts), 0
         self._silent_since_s: float | None = None
         self._known = ListWorkersResponse(
             workers=[
-                PoolWorker(
-                    name=name,
-                    role=ROLES[name.rpartition("-")[0]],
-                    state=pool_service_pb2.POOL_WORKER_STATE_PLACING,
-                    runner="ray",
-                )
-                for name in sorted(names)
+                PoolWorker(name=f"{role}-{index}", role=ROLES[role], state=_PLACING, runner="ray")
+                for role, count in sorted(counts.items())
+                for index in range(count)
             ]
         )
 
     @property
     def names(self) -> frozenset[str]:
         """Its workers that are not leaving, as it last told."""
-        leaving = pool_service_pb2.POOL_WORKER_STATE_DRAINING
-        return frozenset(worker.name for worker in self._known.workers if worker.state != leaving)
+        return frozenset(worker.name for worker in self._known.workers if worker.state != _DRAINING)
 
     @property
     def dashboard_url(self) -> str:
@@ -63,12 +74,14 @@ class PoolLink:
         except BatonError as error:
             return self._stale(error.message)
         self._silent_since_s = None
+        self._count()
         return self._known
 
     async def scale(self, role: common_pb2.Role.ValueType, num_workers: int) -> ScaleResponse:
         """As ControlClient.scale()."""
         async with self._control() as control:
             response = await control.scale(role, num_workers)
+        self._want(role, num_workers)
         await self.list_workers()
         return response
 
@@ -76,6 +89,8 @@ class PoolLink:
         """As ControlClient.drain()."""
         async with self._control() as control:
             response = await control.drain(name, dry_run=dry_run, force=force)
+        if not dry_run and response.worker.state != _DRAINING:
+            self._want(response.worker.role, self._wanted[_ROLE_NAMES[response.worker.role]] - 1)
         await self.list_workers()
         return response
 
@@ -85,7 +100,26 @@ class PoolLink:
         address = facts.get("control_address") if facts.get("pid") == self._pid() else None
         if not isinstance(address, str):
             raise Unavailable("the pool that places workers on Ray has not started yet")
+        if self._told_pid != self._pid():
+            self._told_pid, self._wanted = self._pid(), dict(self._counts)
         return ControlClient(address, opener=self._opener, timeout_s=5.0)
+
+    def _want(self, role: common_pb2.Role.ValueType, num_workers: int) -> None:
+        # A pool that begins without a role cannot have workers of it later.
+        self._wanted[_ROLE_NAMES[role]] = max(num_workers, 1)
+
+    def _count(self) -> None:
+        """Tells what the next start shall have: what is wanted, but for those that there is no room for.
+
+        A pool that waits for room in vain at its start ends, and takes the other workers along.
+        """
+        waiting = Counter(worker.role for worker in self._known.workers if _has_no_room(worker))
+        counts = {
+            role: max(wanted - waiting[ROLES[role]], min(wanted, 1)) for role, wanted in self._wanted.items()
+        }
+        if counts != self._counts:
+            self._counts = counts
+            self._keep(counts)
 
     def _stale(self, reason: str) -> ListWorkersResponse:
         now_s = asyncio.get_running_loop().time()
@@ -94,7 +128,7 @@ class PoolLink:
         stale = ListWorkersResponse()
         stale.CopyFrom(self._known)
         for worker in stale.workers:
-            if worker.state != pool_service_pb2.POOL_WORKER_STATE_PLACING:
+            if worker.state != _PLACING:
                 worker.state = pool_service_pb2.POOL_WORKER_STATE_UNHEALTHY
             worker.reason = reason
             worker.since_ms = round(1000 * (now_s - self._silent_since_s))
@@ -106,3 +140,8 @@ class PoolLink:
         except (OSError, ValueError):
             return {}
         return facts if isinstance(facts, dict) else {}
+
+
+def _has_no_room(worker: PoolWorker) -> bool:
+    """Whether Ray has no place for it, which its reason tells."""
+    return worker.state == _PLACING and bool(worker.reason)

@@ -35,6 +35,7 @@ class RoleSpec:
     command: arguments of the Python interpreter.
     environment: added to this process's own; passwords travel here, never in `command`.
     logs: files this role's children write, shown with its own log when it fails.
+    extra_grace_s: how much longer than others it may need to end, in seconds.
     """
 
     name: str
@@ -42,10 +43,13 @@ class RoleSpec:
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     logs: tuple[Path, ...] = ()
+    extra_grace_s: float = 0.0
 
 
 class RoleProcess:
     """A role that can be started again and again; at most one child lives at a time.
+
+    spec: what is to be run; another one of the same name holds from the next start.
 
     The child leads a process group of its own, so that Ctrl-C at the terminal reaches the parent only,
     and is tethered and guarded: however this process ends, the child and its children do too.
@@ -107,14 +111,14 @@ class RoleProcess:
         return status, asyncio.get_running_loop().time() - self._started_s
 
     async def stop(self, grace_s: float) -> None:
-        """Asks the child to end, and kills its whole group after grace_s seconds."""
+        """Asks the child to end, and kills its whole group after grace_s seconds and what its spec adds."""
         if self._process is None:
             return
         if self.is_running:
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
             with suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
+                async with asyncio.timeout(grace_s + self.spec.extra_grace_s):
                     await self._process.wait()
         self.kill()
         await self._process.wait()

@@ -19,6 +19,10 @@ from baton.tls import TLS_SETTINGS
 
 POOL = "pool"
 WORKER_ROLES = ("prefill", "decode")
+# A pool kills a worker that does not leave drain_s + 10 s after it was asked to, waits drain_s + 20 s for all
+# of them, and 15 s more for Ray's own end. Who kills the pool before that leaves actors behind on a Ray that
+# is not its own. So it gets this beyond the drain_s + 10 s of every process.
+POOL_EXTRA_GRACE_S = 30.0
 
 
 def router_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
@@ -76,9 +80,17 @@ def worker_spec(config: ClusterConfig, places: Places, *, role: str, index: int)
     )
 
 
-def pool_spec(config: ClusterConfig, places: Places) -> RoleSpec:
-    """The pool that places actors on Ray: decode workers, and prefill workers if they are wanted there."""
-    counts = {role: num_workers(config, role) for role in WORKER_ROLES if config.is_on_ray(role)}
+def pool_counts(config: ClusterConfig) -> dict[str, int]:
+    """How many workers of each of its roles the pool has at the start."""
+    return {role: num_workers(config, role) for role in WORKER_ROLES if config.is_on_ray(role)}
+
+
+def pool_spec(config: ClusterConfig, places: Places, wanted: Mapping[str, int] | None = None) -> RoleSpec:
+    """The pool that places actors on Ray: decode workers, and prefill workers if they are wanted there.
+
+    wanted: workers by role, where that has changed since the start. What each worker gets stays the same.
+    """
+    counts = pool_counts(config) if wanted is None else wanted
     flags = {
         **_tls_settings(config),
         "namespace": config.namespace,
@@ -106,6 +118,7 @@ def pool_spec(config: ClusterConfig, places: Places) -> RoleSpec:
         command=_command("baton.pool", flags),
         environment=environment,
         logs=tuple(places.logs / f"{name}.log" for name in names) if config.has_local_ray else (),
+        extra_grace_s=POOL_EXTRA_GRACE_S,
     )
 
 

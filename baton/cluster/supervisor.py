@@ -89,7 +89,12 @@ class Supervisor:
             raise ValueError(f"there is a process {process.name} already")
         self._processes[process.name] = process
         self._lives[process.name] = Life()
-        await self._start(process.name)
+        try:
+            await self._start(process.name)
+        except BaseException:
+            # Nobody would ever start it.
+            del self._processes[process.name], self._lives[process.name]
+            raise
 
     async def remove(self, name: str, grace_s: float) -> None:
         """Asks a process to end, kills it after grace_s seconds, and forgets it; it is not started again."""
@@ -105,7 +110,7 @@ class Supervisor:
     async def stop(self, stages: Sequence[Sequence[str]], grace_s: float) -> None:
         """Stops the named processes, one stage after the other; run() must have ended.
 
-        grace_s: how long each stage may take before it is killed, in seconds.
+        grace_s: how long each process may take before it is killed, in seconds; its spec may add to that.
         """
         for stage in stages:
             async with asyncio.TaskGroup() as group:

@@ -6,12 +6,15 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from baton.logs import configure_logging
 from baton.metrics import configure_metrics
-from baton.pool.serving_thread import ServedRole, ServingThread
+from baton.pool.serving_thread import ServingThread
+from baton.served_role import ServedRole
 from baton.telemetry import configure_tracing
+
+WAIT_ENDED_S: Final = 2.0
 
 
 class WorkerActor:
@@ -59,12 +62,15 @@ class WorkerActor:
         return self._thread.look()
 
     def drain(self) -> None:
-        """Tells the worker to drain and leave; wait_ended() says when it has."""
+        """Tells the worker to drain and leave; wait_ended() says whether it has."""
         self._thread.leave()
 
-    def wait_ended(self) -> None:
-        """Returns when the worker has drained and left, some moments before the process ends."""
-        self._thread.wait_ended()
+    def wait_ended(self) -> bool:
+        """Whether the worker has drained and left, some moments before the process ends.
+
+        Waits for it, but not for long: Ray lets a call go on whose pool is gone, and threads are few.
+        """
+        return self._thread.wait_ended(WAIT_ENDED_S)
 
     def _leave_on_signal(self) -> None:
         if self._thread.is_leaving:

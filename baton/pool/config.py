@@ -17,6 +17,8 @@ ROLES: Final = ("decode", "prefill")
 MAX_RAY_DIR_CHARS: Final = 30
 # Workers of one role on a local Ray.
 MAX_SLOTS: Final = 64
+# Workers of one role, each of which is asked every second by one process. More is a slip of the hand.
+MAX_WORKERS: Final = 1_024
 
 _CPUS = "CPUs that Ray reserves per {} worker; unset: 0 on a local Ray, where workers share cores, else 1"
 _GPUS = "GPUs per {} worker; a fraction shares one"
@@ -60,6 +62,9 @@ class PoolConfig:
     placement_timeout_s: float = field(
         default=60.0, metadata={"help": "longest wait for room at the start; later ones wait on"}
     )
+    start_timeout_s: float = field(
+        default=600.0, metadata={"help": "a worker that takes longer until it serves is started again"}
+    )
     unhealthy_s: float = field(
         default=15.0, metadata={"help": "a worker that makes no progress for this long is replaced"}
     )
@@ -86,8 +91,10 @@ class PoolConfig:
     def __post_init__(self) -> None:
         TlsFiles.of(self)
         for role in ROLES:
-            if getattr(self, role) < 0:
-                raise ConfigError(f"{role} is {getattr(self, role)}; it must be 0 or more", field=role)
+            if not 0 <= getattr(self, role) <= MAX_WORKERS:
+                raise ConfigError(
+                    f"{role} is {getattr(self, role)}; it must be 0 to {MAX_WORKERS}", field=role
+                )
             self.ask(role)
         if self.decode + self.prefill == 0:
             raise ConfigError("decode and prefill are 0; a pool has at least one worker", field="decode")
@@ -96,7 +103,7 @@ class PoolConfig:
                 f"ray_dir is {self.ray_dir!r}; Ray's sockets leave room for {MAX_RAY_DIR_CHARS} characters",
                 field="ray_dir",
             )
-        for name in ("placement_timeout_s", "unhealthy_s"):
+        for name in ("placement_timeout_s", "start_timeout_s", "unhealthy_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive", field=name)
         if self.strategy not in STRATEGIES:
@@ -113,6 +120,14 @@ class PoolConfig:
     def tls(self) -> TlsFiles:
         """The files of TLS."""
         return TlsFiles.of(self)
+
+    def leaves_workers(self, *, is_asked: bool) -> bool:
+        """Whether the workers go on when the pool ends.
+
+        is_asked: it was told to end. Whatever else ends it is no reason to end workers that serve, where
+            another pool can take them over.
+        """
+        return bool(self.ray_address) and (self.keep_workers or not is_asked)
 
     def ask(self, role: str) -> Ask:
         """What Ray is asked for, per worker; raises ConfigError naming the setting that is wrong."""

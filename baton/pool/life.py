@@ -37,9 +37,11 @@ log = get_logger(__name__)
 class Life:
     """A worker from its place to its end; run() once.
 
-    drain_s: grace for its attempts.  unhealthy_s: how long it may make no progress. In seconds.
+    start_timeout_s: longest time until it serves.  drain_s: grace for its attempts.
+    unhealthy_s: how long it may make no progress. All in seconds.
     asked_to_end: set when it is to drain and leave.
     show: hears of each new state and, for people, why the worker is not serving.
+    found: it serves already, since an earlier pool.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class Life:
         *,
         runtime: Runtime,
         placer: Placer,
+        start_timeout_s: float,
         drain_s: float,
         unhealthy_s: float,
         asked_to_end: asyncio.Event,
         show: Callable[[State, str], None],
+        found: FoundWorker | None = None,
     ) -> None:
         self.place: Place | None = None
         self.handle: WorkerHandle | None = None
@@ -63,21 +67,25 @@ class Life:
         self._spec = spec
         self._runtime = runtime
         self._placer = placer
+        self._start_timeout_s = start_timeout_s
         self._drain_s = drain_s
         self._unhealthy_s = unhealthy_s
         self._asked_to_end = asked_to_end
         self._show = show
         self._was_ready = False
+        if found is not None:
+            self._adopt(found)
 
-    async def run(self, found: FoundWorker | None = None) -> None:
+    async def run(self) -> None:
         """Returns when the worker has left, because it was asked to or got a signal.
-
-        found: it serves already.
 
         Raises WorkerLost if it ends otherwise. In any case nothing is left of it.
         """
         try:
-            await (self._begin() if found is None else self._adopt(found))
+            if self.facts is None:
+                await self._begin()
+            else:
+                self._show(State.STARTING, "")
             if self.handle is not None and self.facts is not None:
                 await self._serve(self.handle)
         except WorkerLost as end:
@@ -96,16 +104,20 @@ class Life:
         self.handle = await self._runtime.start_worker(self._spec, self.place)
         await unless_stopped(self._asked_to_end, self._take_facts(self.handle))
 
-    async def _adopt(self, found: FoundWorker) -> None:
-        self.place, self.handle = found.facts.place, found.handle
+    def _adopt(self, found: FoundWorker) -> None:
+        self.place, self.handle, self.facts = found.facts.place, found.handle, found.facts
+        self.served_since_s = asyncio.get_running_loop().time()
         self._placer.adopt(self._spec.name, found.facts.place)
-        await self._take_facts(found.handle)
 
     async def _take_place(self) -> None:
         self.place = await self._placer.place(self._spec.name, partial(self._show, State.PLACING))
 
     async def _take_facts(self, handle: WorkerHandle) -> None:
-        self.facts = await handle.facts()
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                self.facts = await handle.facts()
+        except TimeoutError:
+            raise WorkerLost(f"it has not come to serve within {self._start_timeout_s:g} s") from None
         self.served_since_s = asyncio.get_running_loop().time()
         self._show(State.STARTING, "")
         log.info("worker started", worker=self._spec.name, pid=self.facts.pid, address=self.facts.address)
@@ -131,10 +143,17 @@ class Life:
         """Until it has left, died of it, or taken too long."""
         self._show(State.DRAINING, "")
         log.info("worker drains", worker=self._spec.name)
-        with suppress(TimeoutError, WorkerLost):
-            async with asyncio.timeout(self._drain_s + EXTRA_GRACE_S):
+        grace_s = self._drain_s + EXTRA_GRACE_S
+        try:
+            async with asyncio.timeout(grace_s):
                 await handle.drain()
                 await ended
+        except TimeoutError:
+            log.warning(
+                "worker is killed", worker=self._spec.name, reason=f"it has not left in {grace_s:g} s"
+            )
+        except WorkerLost as end:
+            log.warning("worker ended in its drain", worker=self._spec.name, reason=end.reason)
 
     async def _watch(self, handle: WorkerHandle) -> None:
         """Follows the worker's health until it counts as lost."""

@@ -29,37 +29,43 @@ log = get_logger(__name__)
 class MemberSetup:
     """What all members of a pool share.
 
+    start_timeout_s: longest time until a worker serves, in seconds.
     drain_s: grace for the attempts of a worker that leaves, in seconds.
     unhealthy_s: how long one may make no progress, in seconds.
-    is_settled: false while the pool starts; until then a death is not retried, because a wrong
-        setting is better reported.
     changed: called after each change of what is shown.
     """
 
     runtime: Runtime
     placer: Placer
+    start_timeout_s: float
     drain_s: float
     unhealthy_s: float
     rng: random.Random
-    is_settled: Callable[[], bool]
     changed: Callable[[], None]
 
 
 class Member:
-    """A worker that is wanted. run() keeps it; after leave() it returns when the worker is gone."""
+    """A worker that is wanted. run() keeps it; after leave() it returns when the worker is gone.
 
-    def __init__(self, spec: WorkerSpec, setup: MemberSetup) -> None:
+    found: it serves already, since an earlier pool.
+    """
+
+    def __init__(self, spec: WorkerSpec, setup: MemberSetup, found: FoundWorker | None = None) -> None:
         self.spec = spec
         self.state = State.PLACING
         self.reason = ""
         self.since_s = asyncio.get_running_loop().time()
         self.num_restarts = 0
+        # Whether it is started again after a death. While a pool starts its new workers are not, because
+        # a wrong setting is better reported.
+        self.is_kept_up = True
         self._setup = setup
         self._policy = RestartPolicy(setup.rng)
         self._leaving = asyncio.Event()
-        self._serving = asyncio.Event()
+        # Set while it serves, or has been given up.
+        self._decided = asyncio.Event()
         self._asked_to_end = asyncio.Event()
-        self.life = self._new_life()
+        self.life = self._new_life(found)
 
     @property
     def name(self) -> str:
@@ -74,7 +80,7 @@ class Member:
     @property
     def is_up(self) -> bool:
         """Whether it has come to serve, and has not ended since."""
-        return self.life.facts is not None and self.state is not State.RESTARTING
+        return self.life.facts is not None and self.state not in (State.RESTARTING, State.FAILED)
 
     def leave(self) -> None:
         """Drains the worker and removes it. Idempotent."""
@@ -83,12 +89,12 @@ class Member:
 
     def renew(self) -> None:
         """Drains the worker and starts it again, with its present spec."""
-        self._serving.clear()
+        self._decided.clear()
         self._asked_to_end.set()
 
     async def until_serving(self) -> None:
-        """Returns when it serves, or is to be removed."""
-        await unless_stopped(self._leaving, self._serving.wait())
+        """Returns when it serves, has been given up, or is to be removed."""
+        await unless_stopped(self._leaving, self._decided.wait())
 
     @property
     def is_forsaken(self) -> bool:
@@ -99,14 +105,10 @@ class Member:
         """Lets go of the worker; cancel run() after that."""
         self.life.is_forsaken = True
 
-    async def run(self, found: FoundWorker | None = None) -> None:
-        """Keeps the worker until it has left or is given up. Cancelled, it kills the worker.
-
-        found: it serves already, since an earlier pool.
-        """
+    async def run(self) -> None:
+        """Keeps the worker until it has left or is given up. Cancelled, it kills the worker."""
         while True:
-            reason = await self._live(found)
-            found = None
+            reason = await self._live()
             if self.is_leaving:
                 log.info("worker removed", worker=self.name)
                 return
@@ -122,10 +124,10 @@ class Member:
             self._asked_to_end = asyncio.Event()
             self.life = self._new_life()
 
-    async def _live(self, found: FoundWorker | None) -> str:
+    async def _live(self) -> str:
         """One life; returns its last words, "" if it left because it was asked to."""
         try:
-            await self.life.run(found)
+            await self.life.run()
         except WorkerLost as end:
             return end.reason
         return ""
@@ -137,26 +139,29 @@ class Member:
         if not reason:
             return pause_after_leaving_s(lived_s)
         pause_s = self._policy.pause_s(lived_s)
-        return pause_s if self._setup.is_settled() else None
+        return pause_s if self.is_kept_up else None
 
     async def _wait(self, pause_s: float, reason: str) -> None:
         """Between two lives."""
         self._show(State.RESTARTING, reason or "it left after a signal, or for new settings")
-        log.warning("worker starts again", worker=self.name, reason=self.reason, pause_s=round(pause_s, 3))
+        tell = log.warning if reason else log.info
+        tell("worker starts again", worker=self.name, reason=self.reason, pause_s=round(pause_s, 3))
         await unless_stopped(self._leaving, asyncio.sleep(pause_s))
         if self._setup.runtime.silent_s:
             self._show(State.RESTARTING, f"{self.reason}; Ray's control service does not answer")
             await unless_stopped(self._leaving, self._setup.runtime.until_answering())
 
-    def _new_life(self) -> Life:
+    def _new_life(self, found: FoundWorker | None = None) -> Life:
         return Life(
             self.spec,
             runtime=self._setup.runtime,
             placer=self._setup.placer,
+            start_timeout_s=self._setup.start_timeout_s,
             drain_s=self._setup.drain_s,
             unhealthy_s=self._setup.unhealthy_s,
             asked_to_end=self._asked_to_end,
             show=self._show,
+            found=found,
         )
 
     def _show(self, state: State, reason: str) -> None:
@@ -167,8 +172,8 @@ class Member:
         if state is not self.state:
             self.since_s = asyncio.get_running_loop().time()
         self.state, self.reason = state, reason
-        if state is State.SERVING:
-            self._serving.set()
+        if state in (State.SERVING, State.FAILED):
+            self._decided.set()
         else:
-            self._serving.clear()
+            self._decided.clear()
         self._setup.changed()

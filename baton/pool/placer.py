@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from baton.pool.placing import Ask, Node, Target, choose, is_allowed, why_not
-from baton.pool.runtime import Place, Runtime
+from baton.pool.runtime import Place, Runtime, WorkerLost
 
 # A group on a node with room exists within milliseconds.
 _FIRST_LOOKS_S: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
@@ -47,7 +48,7 @@ class Placer:
         """
         while True:
             target = self._choose(name, await self._runtime.nodes())
-            group = await self._runtime.reserve(name, self.ask, target)
+            group = await self._reserve(name, target)
             try:
                 place = await self._wait(name, group, target, report)
             except BaseException:
@@ -57,6 +58,17 @@ class Placer:
             if place is not None:
                 return place
             await self._runtime.free(group)
+
+    async def _reserve(self, name: str, target: Target) -> str:
+        """Asks for a group. It comes to be also if nobody waits for it any more, and is freed then."""
+        reserving = asyncio.ensure_future(self._runtime.reserve(name, self.ask, target))
+        try:
+            return await asyncio.shield(reserving)
+        except asyncio.CancelledError:
+            self._nodes.pop(name, None)
+            with suppress(WorkerLost):
+                await self._runtime.free(await reserving)
+            raise
 
     def _choose(self, name: str, nodes: Sequence[Node]) -> Target:
         """Chooses, and counts the choice."""

@@ -32,6 +32,7 @@ from baton.logs import get_logger
 from baton.pool.config import MAX_SLOTS, ROLES, PoolConfig, slot
 from baton.pool.gcs_watch import GcsWatch
 from baton.pool.placing import Ask, Node, Target
+from baton.pool.pool_claim import owner_of, stake
 from baton.pool.ray_worker import RayWorker
 from baton.pool.runtime import FoundWorker, Place, WorkerHandle, WorkerLost, WorkerSpec
 from baton.process import unless_stopped
@@ -41,7 +42,7 @@ from baton.tls import TlsFiles
 LOOPBACK: Final = "127.0.0.1"
 # Tokens and KV never pass through Ray's object store; this is the least it accepts.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
-# One call waits for the actor's end as long as it lives; the others must not wait behind it.
+# One call waits for the actor's end, as may one of a pool that is gone; the others must not wait behind.
 ACTOR_THREADS: Final = 4
 # Ray frees an actor's name some moments after its end.
 NAME_FREE_S: Final = 10.0
@@ -65,6 +66,7 @@ class RayRuntime:
         self._config = config
         self._thread = thread
         self._gcs = gcs
+        self._claim: Any = None
         self._node_id = ray.get_runtime_context().get_node_id()
         self._watching = asyncio.create_task(gcs.run(), name="ray control service")
 
@@ -92,6 +94,24 @@ class RayRuntime:
     async def until_answering(self) -> None:
         """Returns once it answers."""
         await self._gcs.until_answering()
+
+    async def claim(self) -> None:
+        """Makes sure that no other pool keeps the same workers; raises Unavailable if one does."""
+        namespace = self._config.namespace
+        if not self._config.ray_address:
+            return
+        try:
+            self._claim = await self._once_free(lambda: stake(namespace))
+        except ValueError:
+            owner = await self._call(lambda: owner_of(namespace))
+            raise Unavailable(
+                f"namespace {namespace} of this Ray cluster has a pool already: {owner}; end that first, or "
+                "choose another namespace (a Deployment of a pool needs strategy: Recreate)"
+            ) from None
+
+    async def watch(self) -> None:
+        """Runs until cancelled; raises what nobody else would see, a defect of the watch over Ray."""
+        await asyncio.shield(self._watching)
 
     async def nodes(self) -> Sequence[Node]:
         """The living nodes, by address."""
@@ -130,14 +150,11 @@ class RayRuntime:
 
     async def start_worker(self, spec: WorkerSpec, place: Place) -> WorkerHandle:
         """Starts a named actor in its group."""
-        deadline_s = asyncio.get_running_loop().time() + NAME_FREE_S
-        while True:
-            try:
-                return RayWorker(await self._call(lambda: self._create(spec, place)), self._node_id)
-            except ValueError as error:
-                if asyncio.get_running_loop().time() >= deadline_s:
-                    raise WorkerLost(f"Ray cannot start it: {error}") from None
-            await asyncio.sleep(0.1)
+        try:
+            actor = await self._once_free(lambda: self._create(spec, place))
+        except ValueError as error:
+            raise WorkerLost(f"Ray cannot start it: {error}") from None
+        return RayWorker(actor, self._node_id)
 
     async def kill(self, handle: WorkerHandle) -> None:
         """Ends an actor, and its process at once if that runs on this node."""
@@ -186,6 +203,17 @@ class RayRuntime:
             log.warning("worker of an earlier pool does not answer", worker=name)
             await self.kill(handle)
             return None
+
+    async def _once_free(self, create: Callable[[], ResultT]) -> ResultT:
+        """Creates a named actor; raises ValueError if Ray does not free the name within NAME_FREE_S."""
+        deadline_s = asyncio.get_running_loop().time() + NAME_FREE_S
+        while True:
+            try:
+                return await self._call(create)
+            except ValueError:
+                if asyncio.get_running_loop().time() >= deadline_s:
+                    raise
+            await asyncio.sleep(0.1)
 
     def _create(self, spec: WorkerSpec, place: Place) -> Any:
         amounts = dict(spec.ask.resources)

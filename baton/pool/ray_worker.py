@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 
@@ -15,6 +17,9 @@ from baton.health import WorkerHealth, WorkerLoad
 from baton.pool.health_watch import ANSWER_WITHIN_S
 from baton.pool.runtime import Place, WorkerAnswer, WorkerFacts, WorkerLost
 
+ValueT = TypeVar("ValueT", Place, WorkerFacts, WorkerHealth, WorkerLoad)
+
+_NO_LOAD: Final = {field.name: 0 for field in fields(WorkerLoad)}
 # Ray calls an actor unavailable until it knows whether the actor has died.
 _UNSURE_PAUSE_S: Final = 0.2
 
@@ -38,8 +43,12 @@ class RayWorker:
 
     async def facts(self) -> WorkerFacts:
         """Waits for the constructor; raises WorkerLost if it fails."""
-        facts = await self._sure("facts")
-        self._facts = WorkerFacts(**{**facts, "place": Place(**facts["place"])})
+        said = await self._sure("facts")
+        try:
+            place = _read(Place, said["place"])
+            self._facts = _read(WorkerFacts, {"digest": "", **said, "place": place})
+        except (KeyError, TypeError) as error:
+            raise WorkerLost(f"it is of another version, and its facts lack something: {error}") from None
         return self._facts
 
     async def ask(self) -> WorkerAnswer | None:
@@ -54,22 +63,18 @@ class RayWorker:
         asked, self._asking = self._asking, None
         try:
             answer = asked.result()
-        except RayActorError:
-            # Whether it has died is for ended() to say.
-            return None
         except RayTaskError as error:
             health = WorkerHealth(is_ready=False, is_alive=False, reason=_last_words(error))
             return WorkerAnswer(health=health, load=None, is_draining=False)
-        load = answer["load"]
-        return WorkerAnswer(
-            health=WorkerHealth(**answer["health"]),
-            load=None if load is None else WorkerLoad(**load),
-            is_draining=answer["is_draining"],
-        )
+        except RayError:
+            # Whether it has died is for ended() to say.
+            return None
+        return _read_answer(answer)
 
     async def ended(self) -> None:
         """Returns when it has drained and left; raises WorkerLost when it ends otherwise."""
-        await self._sure("wait_ended")
+        while not await self._sure("wait_ended"):
+            pass
 
     async def drain(self) -> None:
         """Tells it to leave; raises WorkerLost if it is gone."""
@@ -99,6 +104,24 @@ class RayWorker:
                 if self._is_here() and self._facts is not None and not _is_worker(self._facts.pid):
                     raise WorkerLost("its process is gone") from None
                 await asyncio.sleep(_UNSURE_PAUSE_S)
+            except RayError as error:
+                raise WorkerLost(_last_words(error)) from None
+
+
+def _read_answer(said: Mapping[str, Any]) -> WorkerAnswer:
+    """A worker of another version may say more, or less; whoever answers counts as alive."""
+    health, load = {"is_ready": False, "is_alive": True, **said.get("health", {})}, said.get("load")
+    return WorkerAnswer(
+        health=_read(WorkerHealth, health),
+        load=None if load is None else _read(WorkerLoad, {**_NO_LOAD, **load}),
+        is_draining=said.get("is_draining", False),
+    )
+
+
+def _read(kind: type[ValueT], said: Mapping[str, Any]) -> ValueT:
+    """What this version knows of what was said; raises TypeError where something is missing."""
+    known = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in said.items() if name in known})
 
 
 def _is_worker(pid: int) -> bool:

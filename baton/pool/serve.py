@@ -51,7 +51,8 @@ async def serve(
     classes: the pools to run, by role.
     environ: where the sections of the roles are read from.
 
-    Raises Unavailable if workers cannot be placed or kept.
+    Raises Unavailable if workers cannot be placed or kept. End the process by leave() then, because Ray's
+    thread may hang.
     """
     settings = {role: _settings(role, cls, environ) for role, cls in classes.items()}
     credentials = config.tls.server_credentials()
@@ -59,6 +60,9 @@ async def serve(
     # Ray's core has installed a handler of its own, which would end this process without a drain.
     stop_on_signals(stop)
     try:
+        await unless_stopped(stop, runtime.claim())
+        if stop.is_set():
+            return
         pools = [cls(config, settings[role], runtime, random.Random()) for role, cls in classes.items()]
         service = PoolServicer(pools, runtime, dashboard_url=runtime.dashboard_url, drain_s=config.drain_s)
         add = partial(add_PoolServiceServicer_to_server, service)
@@ -68,12 +72,11 @@ async def serve(
             port=config.control_port,
             credentials=credentials,
         ) as server:
-            await _keep(config, pools, server, stop, runtime.dashboard_url)
+            await _keep(config, pools, server, stop, runtime)
     finally:
         if not await runtime.close():
-            log.error("ray hangs; its processes end with this one")
-            # Nothing is left to be done, and Ray's thread would keep this process for ever.
-            os._exit(0 if stop.is_set() else 1)
+            # Its thread would keep this process for ever, if that did not end by leave().
+            log.warning("ray is gone" if runtime.is_gone else "ray hangs; its processes end with this one")
 
 
 async def _start(starting: Awaitable[RayRuntime], stop: asyncio.Event, *, is_local: bool) -> RayRuntime:
@@ -92,7 +95,7 @@ async def _keep(
     pools: Sequence[WorkerPool],
     server: RpcServer,
     stop: asyncio.Event,
-    dashboard_url: str,
+    runtime: RayRuntime,
 ) -> None:
     """From the first worker to the last."""
     try:
@@ -100,12 +103,15 @@ async def _keep(
             return
         await server.set_health(ready=True)
         write_ready_file(
-            config.ready_file, dashboard_url=dashboard_url, control_address=server.address, pid=os.getpid()
+            config.ready_file,
+            dashboard_url=runtime.dashboard_url,
+            control_address=server.address,
+            pid=os.getpid(),
         )
-        await run_until(stop, *(pool.run() for pool in pools))
+        await run_until(stop, runtime.watch(), *(pool.run() for pool in pools))
     finally:
         await server.set_health(ready=False)
-        is_kept = config.keep_workers and stop.is_set()
+        is_kept = config.leaves_workers(is_asked=stop.is_set())
         with suppress(TimeoutError):
             # Longer than any drain: what is not gone by then waits for Ray, which ends next.
             async with asyncio.timeout(config.drain_s + CLOSE_S):

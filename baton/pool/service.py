@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from baton.errors import InvalidRequest
+from baton.pool.life import EXTRA_GRACE_S
 from baton.pool.member import Member
 from baton.pool.runtime import Runtime
 from baton.pool.worker_pool import WorkerPool
@@ -61,7 +62,9 @@ class PoolServicer(PoolServiceServicer):
         before = describe(member)
         num_others = pool.drain(member, dry_run=request.dry_run, force=request.force)
         return pool_service_pb2.DrainResponse(
-            worker=before, num_others=num_others, grace_ms=round(self._drain_s * 1000)
+            worker=before,
+            num_others=num_others,
+            grace_ms=round((self._drain_s + EXTRA_GRACE_S) * 1000),
         )
 
     def _pool_of(self, role: common_pb2.Role.ValueType) -> WorkerPool:

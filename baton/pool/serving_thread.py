@@ -10,16 +10,16 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 from baton.errors import BatonError
 from baton.logs import get_logger
 from baton.metrics import shutdown_metrics
 from baton.pool.actor_metrics import ActorMetrics
+from baton.served_role import ServedRole
 from baton.telemetry import shutdown_tracing
 from baton.worker_process import Served
 
@@ -30,20 +30,6 @@ METRICS_EVERY_S: Final = 2.0
 FAREWELL_S: Final = 0.5
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ServedRole:
-    """What an actor runs.
-
-    name: "prefill" or "decode".
-    config_class: the dataclass of its settings.
-    serve: takes (config, stop, on_serving=...) and serves until stop is set.
-    """
-
-    name: str
-    config_class: type[Any]
-    serve: Callable[..., Awaitable[None]]
 
 
 class ServingThread:
@@ -72,9 +58,12 @@ class ServingThread:
         """Tells the worker to drain and leave. Idempotent; for any thread, and for signal handlers."""
         self._loop.call_soon_threadsafe(self._stop.set)
 
-    def wait_ended(self) -> None:
-        """Returns when the worker has drained and left, some moments before the process ends."""
-        self._ended.wait()
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Whether the worker has drained and left, some moments before the process ends.
+
+        timeout_s: how long to wait for it, in seconds.
+        """
+        return self._ended.wait(timeout_s)
 
     def look(self) -> dict[str, Any]:
         """How the worker is and how busy, asked on its event loop: an answer shows that the loop turns."""
@@ -125,7 +114,11 @@ class ServingThread:
         self._serving.set_result(served)
 
     async def _show(self, served: Served) -> None:
-        metrics = ActorMetrics(self._config.name, self._role.name)
-        while True:
-            metrics.show(served.load(), served.totals())
-            await asyncio.sleep(METRICS_EVERY_S)
+        try:
+            metrics = ActorMetrics(self._config.name, self._role.name)
+            while True:
+                metrics.show(served.load(), served.totals())
+                await asyncio.sleep(METRICS_EVERY_S)
+        except Exception:
+            # A worker without charts is still a worker, and its drain is to end as planned.
+            log.exception("metrics failed")

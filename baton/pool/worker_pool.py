@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from baton.errors import InvalidRequest, Unavailable
 from baton.logs import get_logger
 from baton.pool.actor import WorkerActor
-from baton.pool.config import PoolConfig
+from baton.pool.config import MAX_WORKERS, PoolConfig
 from baton.pool.member import Member, MemberSetup
 from baton.pool.placer import Placer
 from baton.pool.runtime import FoundWorker, Runtime, WorkerSpec
@@ -41,7 +41,6 @@ class WorkerPool:
         self._config = config
         self._settings = settings
         self._runtime = runtime
-        self._is_settled = False
         self._members: dict[str, Member] = {}
         self._tasks: dict[Member, asyncio.Task[None]] = {}
         # Those that an earlier pool started with other settings.
@@ -50,10 +49,10 @@ class WorkerPool:
         self._setup = MemberSetup(
             runtime=runtime,
             placer=Placer(runtime, strategy=config.strategy, ask=config.ask(self.role)),
+            start_timeout_s=config.start_timeout_s,
             drain_s=config.drain_s,
             unhealthy_s=config.unhealthy_s,
             rng=rng,
-            is_settled=lambda: self._is_settled,
             changed=self._news.set,
         )
 
@@ -68,24 +67,20 @@ class WorkerPool:
         return sorted(self._members.values(), key=_index)
 
     async def start(self, num_workers: int) -> None:
-        """Takes over what an earlier pool left, places the rest, and returns when all have started.
+        """Takes over what an earlier pool left, places the rest, and returns when that has started.
 
-        Raises Unavailable if there is no room within placement_timeout_s, or a worker cannot serve.
+        Raises Unavailable if there is no room for it within placement_timeout_s, or a new worker cannot
+        serve. Those that were taken over, or that scale() has added meanwhile, are kept as after the start.
         """
         for found in await self._runtime.find(self.role):
             self._adopt(found)
-        self._grow(num_workers - len(self._wanted))
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self._config.placement_timeout_s
-        while any(not member.is_up for member in self._wanted):
-            self._raise_defects()
-            self._raise_if_failed(self._wanted)
-            waiting = [member for member in self._wanted if member.life.place is None]
-            if waiting and loop.time() >= deadline_s:
-                raise self._no_room(waiting)
-            await self._hear()
-        self._is_settled = True
         self._shrink(len(self._wanted) - num_workers)
+        new = [self._members[name] for name in self._grow(num_workers - len(self._wanted))]
+        for member in new:
+            member.is_kept_up = False
+        await self._until_up(new)
+        for member in new:
+            member.is_kept_up = True
 
     async def run(self) -> None:
         """Until cancelled; raises Unavailable when no worker is left and none can be started."""
@@ -93,18 +88,24 @@ class WorkerPool:
         try:
             while True:
                 self._raise_if_over()
+                if renewing.done():
+                    renewing.result()
                 await self._hear()
         finally:
             renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
 
     def scale(self, num_workers: int) -> tuple[list[str], list[str]]:
         """Sets how many workers there shall be; returns the names of those added and removed.
 
-        Those that were given up are tried again. Raises InvalidRequest if num_workers is 0.
+        Those that were given up are tried again.
+
+        Raises InvalidRequest if num_workers is 0, or more than MAX_WORKERS.
         """
-        if num_workers < 1:
+        if not 1 <= num_workers <= MAX_WORKERS:
             raise InvalidRequest(
-                f"num_workers is {num_workers}; it must be at least 1 (drain with force removes the last)",
+                f"num_workers is {num_workers}; it must be 1 to {MAX_WORKERS} "
+                "(drain with force removes the last)",
                 field="num_workers",
             )
         removed = self._shrink(len(self._wanted) - num_workers)
@@ -134,16 +135,29 @@ class WorkerPool:
     async def close(self, *, is_kept: bool = False) -> None:
         """Drains and removes all workers; returns when they are gone.
 
-        is_kept: they are left to themselves instead, for the next pool.
+        is_kept: those that have come to serve are left to themselves instead, for the next pool.
         """
         for member in self.members:
-            if is_kept:
+            if is_kept and member.is_up:
+                log.info("worker is left to the next pool", worker=member.name)
                 member.forsake()
                 self._tasks[member].cancel()
             else:
                 self._remove(member)
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
+
+    async def _until_up(self, members: Sequence[Member]) -> None:
+        """Until all of them that are still wanted have started; raises Unavailable if they cannot."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._config.placement_timeout_s
+        while down := [member for member in members if not (member.is_up or member.is_leaving)]:
+            self._raise_defects()
+            self._raise_if_failed(down)
+            waiting = [member for member in down if member.life.place is None]
+            if waiting and loop.time() >= deadline_s:
+                raise self._no_room(waiting)
+            await self._hear()
 
     @property
     def _wanted(self) -> list[Member]:
@@ -173,9 +187,11 @@ class WorkerPool:
 
     def _add(self, name: str, found: FoundWorker | None = None) -> Member:
         """A new member; it takes the place of one that was given up."""
-        member = Member(self._spec(name), self._setup)
+        if name in self._members:
+            del self._tasks[self._members[name]]
+        member = Member(self._spec(name), self._setup, found)
         self._members[name] = member
-        task = asyncio.create_task(member.run(found), name=f"keep {name}")
+        task = asyncio.create_task(member.run(), name=f"keep {name}")
         self._tasks[member] = task
         task.add_done_callback(lambda _task: self._over(member))
         return member
@@ -200,10 +216,16 @@ class WorkerPool:
         self._news.set()
 
     async def _renew_outdated(self) -> None:
-        """One after the other, so that the others serve meanwhile."""
+        """One after the other, so that the others serve meanwhile; no more once one does not come back."""
         for member in self._outdated:
+            # One that has died meanwhile has new settings, or has been given up.
+            if not member.is_up or member.num_restarts > 0:
+                continue
             member.renew()
             await member.until_serving()
+            if member.state is State.FAILED:
+                log.error("no more workers are renewed", worker=member.name, reason=member.reason)
+                return
 
     def _raise_if_over(self) -> None:
         self._raise_defects()

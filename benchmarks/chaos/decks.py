@@ -1,13 +1,15 @@
 """Which faults a run deals, and where there is a way left around them.
 
-A deck is every kind of fault once, with victims drawn, in an order drawn from the seed; when it is dealt out,
-the next is shuffled. Which of a deck strikes first depends on who is busy, too.
+A deck is every kind of fault once, with victims drawn, in an order drawn from the seed: first one of each
+link and one of each role, so that a short run has had them. Which of a deck strikes first depends on who is
+busy, too.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
+from typing import TypeVar
 
 from benchmarks.chaos.census import GCS, REDIS
 from benchmarks.chaos.faults import (
@@ -22,7 +24,6 @@ from benchmarks.chaos.faults import (
     PREFILL_DECODE,
     ROUTER_DECODE,
     ROUTER_PREFILL,
-    Edge,
     Fault,
     Kill,
     Link,
@@ -35,6 +36,7 @@ from benchmarks.chaos.faults import (
     pausing,
 )
 from benchmarks.chaos.rig import CLIENT, DECODE, PREFILL, ROUTERS, Rig
+from benchmarks.chaos.sight import Edge
 
 # SIGSTOP: noticed by nobody, longer than the silence that ends a session, longer than a lease.
 PAUSES_S = (0.5, 3.0, 11.0)
@@ -43,6 +45,7 @@ GCS_PAUSES_S = (5.0, 20.0)
 SCALED_WITHIN_S = 90.0
 
 Deck = Callable[[random.Random], list[Fault]]
+_Item = TypeVar("_Item")
 
 
 def lesser(*, ray: bool, links: bool = True) -> Deck:
@@ -52,19 +55,21 @@ def lesser(*, ray: bool, links: bool = True) -> Deck:
     """
 
     def deal(rng: random.Random) -> list[Fault]:
-        faults = _stops(rng)
+        groups = [_stops(role, rng) for role in (ROUTERS, PREFILL, DECODE)]
+        rest: list[Fault] = []
         if links:
-            faults += [
-                *_on_link(CLIENT_ROUTER, rng, HOLE),
-                *_on_link(ROUTER_PREFILL, rng, HOLE),
-                *_on_link(ROUTER_DECODE, rng, HOLE),
-                *_on_link(PREFILL_DECODE, rng, HOLE, LONG_HOLE),
-                *_on_redis(),
+            groups += [
+                _on_link(CLIENT_ROUTER, rng, HOLE),
+                _on_link(ROUTER_PREFILL, rng, HOLE),
+                _on_link(ROUTER_DECODE, rng, HOLE),
+                _on_link(PREFILL_DECODE, rng, HOLE, LONG_HOLE),
             ]
+            rest += _on_redis()
         if links and ray:
-            faults += _on_gcs(rng)
-        rng.shuffle(faults)
-        return faults
+            rest += _on_gcs(rng)
+        first = [group.pop(rng.randrange(len(group))) for group in groups]
+        rest += [fault for group in groups for fault in group]
+        return [*_shuffled(first, rng), *_shuffled(rest, rng)]
 
     return deal
 
@@ -73,15 +78,13 @@ def greater(*, is_scaled: bool) -> Deck:
     """Every fault that ends a process: two kills and a planned restart of each role; or scales one."""
 
     def deal(rng: random.Random) -> list[Fault]:
-        roles = [rng.sample(role, len(role)) for role in (ROUTERS, PREFILL, DECODE)]
-        # One of each role first, so that a short run has had them.
-        first: list[Fault] = [Kill(role[0]) for role in roles]
-        rest: list[Fault] = [Kill(role[1]) for role in roles] + [Restart(rng.choice(role)) for role in roles]
+        roles = [_shuffled(role, rng) for role in (ROUTERS, PREFILL, DECODE)]
+        kills: list[Fault] = [Kill(role[0]) for role in roles]
+        restarts: list[Fault] = [Restart(rng.choice(role)) for role in roles]
+        rest: list[Fault] = [Kill(role[1]) for role in roles]
         if is_scaled:
             rest.append(_scaling(rng.choice(("prefill", "decode"))))
-        rng.shuffle(first)
-        rng.shuffle(rest)
-        return [*first, *rest]
+        return [fault for part in (kills, restarts, rest) for fault in _shuffled(part, rng)]
 
     return deal
 
@@ -102,8 +105,12 @@ def leave_a_way(broken: Set[Edge]) -> bool:
     )
 
 
-def _stops(rng: random.Random) -> list[Fault]:
-    return [Pause(rng.choice(role), seconds) for role in (ROUTERS, PREFILL, DECODE) for seconds in PAUSES_S]
+def _shuffled(items: Sequence[_Item], rng: random.Random) -> list[_Item]:
+    return rng.sample(items, len(items))
+
+
+def _stops(role: Sequence[str], rng: random.Random) -> list[Fault]:
+    return [Pause(rng.choice(role), seconds) for seconds in PAUSES_S]
 
 
 def _on_link(link: Link, rng: random.Random, *holes: Toxic) -> list[Fault]:

@@ -17,10 +17,8 @@ from typing import Protocol
 
 from benchmarks.chaos.load import Load
 from benchmarks.chaos.rig import CLIENT, DECODE, PREFILL, ROUTERS, Rig
+from benchmarks.chaos.sight import Edge
 from benchmarks.chaos.tcp_proxy import TcpProxy
-
-# A link from one process to another; a process itself is the edge from it to it.
-Edge = tuple[str, str]
 
 
 class Fault(Protocol):
@@ -40,8 +38,8 @@ class Fault(Protocol):
     async def strike(self, rig: Rig, edge: Edge) -> None:
         """Does it, and undoes it."""
 
-    def is_noticed(self, rig: Rig, load: Load, edge: Edge, since: float) -> bool:
-        """Whether somebody who could still place work there knows that it is lost."""
+    def noticed_at(self, rig: Rig, load: Load, edge: Edge, since: float) -> float | None:
+        """When somebody who could still place work there first knew, after since, that it is lost."""
 
     async def recover(self, rig: Rig, edge: Edge, within_s: float) -> None:
         """Waits until what was struck is of use again."""
@@ -72,11 +70,11 @@ class _OnProcess:
         """Whether no attempt gets through there meanwhile."""
         return True
 
-    def is_noticed(self, rig: Rig, load: Load, _edge: Edge, since: float) -> bool:
-        """Whether a client has turned from the router, or a router has lost the worker."""
+    def noticed_at(self, rig: Rig, load: Load, edge: Edge, since: float) -> float | None:
+        """When a client turned from the router, or a router lost the worker."""
         if self.victim in ROUTERS:
-            return _is_turned_from(load, self.victim, since)
-        return rig.has_lost(self.victim, ROUTERS, since)
+            return load.turned_at(self.victim, since)
+        return rig.sight.lost_at(edge, ROUTERS, since)
 
     async def recover(self, rig: Rig, _edge: Edge, within_s: float) -> None:
         """Waits until the router has workers, or all routers have the worker."""
@@ -195,20 +193,19 @@ class Spoil:
         proxy = rig.proxy(self.target)
         assert proxy is not None
         self.toxic.begin(proxy, peer)
-        await asyncio.sleep(self.toxic.seconds)
-        proxy.heal(peer)
+        try:
+            await asyncio.sleep(self.toxic.seconds)
+        finally:
+            proxy.heal(peer)
 
-    def is_noticed(self, rig: Rig, load: Load, edge: Edge, since: float) -> bool:
-        """Whether the near end, or for KV a router, has given the far end up."""
+    def noticed_at(self, rig: Rig, load: Load, edge: Edge, since: float) -> float | None:
+        """When the near end, or for KV a router, gave the far end up."""
         peer = edge[0]
         if peer == CLIENT:
-            return _is_turned_from(load, self.target, since)
+            return load.turned_at(self.target, since)
         if peer in ROUTERS:
-            return rig.has_lost(self.target, [peer], since)
-        return any(
-            rig.sight.is_since(router, since) and not rig.is_paired(peer, self.target, router)
-            for router in rig.routers_awake
-        )
+            return rig.sight.lost_at((self.target, self.target), [peer], since)
+        return rig.sight.lost_at(edge, ROUTERS, since)
 
     async def recover(self, rig: Rig, edge: Edge, within_s: float) -> None:
         """Waits until the link carries work again; clients connect anew for each question."""
@@ -258,16 +255,15 @@ class OnControlPlane:
         """Does it, and undoes it."""
         await self.act(rig, self.name)
 
-    def is_noticed(self, _rig: Rig, _load: Load, _edge: Edge, _since: float) -> bool:
+    def noticed_at(self, _rig: Rig, _load: Load, _edge: Edge, _since: float) -> None:
         """Nobody who serves need know."""
-        return False
 
     async def recover(self, _rig: Rig, _edge: Edge, _within_s: float) -> None:
         """Nobody who serves was struck, so nobody is waited for."""
 
 
 async def kill_and_wait(rig: Rig, name: str) -> None:
-    """SIGKILL, until another process has the name."""
+    """SIGKILL, until another process has the name. Whoever calls it sets a limit."""
     os.kill(rig.pid(name), signal.SIGKILL)
     while True:
         await asyncio.sleep(0.5)
@@ -289,7 +285,3 @@ def pausing(seconds: float) -> Callable[[Rig, str], Awaitable[None]]:
                 os.kill(pid, signal.SIGCONT)
 
     return pause
-
-
-def _is_turned_from(load: Load, router: str, since: float) -> bool:
-    return any(at > since and name == router for at, name in load.turned)

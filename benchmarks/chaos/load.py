@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton import AsyncClient
@@ -117,15 +117,21 @@ class Mix:
 
 
 class CountedRouters(Routers):
-    """The routers of one client, those that it began at, and when it has turned away from one."""
+    """The routers of one client, and the addresses of those that it has turned away from.
+
+    tell: is told of each at once; what comes before it is set is not.
+    """
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        self.turned: list[tuple[float, str]] = []
+        self.turned: list[str] = []
+        self.tell: Callable[[str], None] | None = None
 
     def lose(self, stub_target: str) -> None:
-        """Turns away, and notes when."""
-        self.turned.append((asyncio.get_running_loop().time(), stub_target))
+        """Turns away, and tells."""
+        self.turned.append(stub_target)
+        if self.tell is not None:
+            self.tell(stub_target)
         super().lose(stub_target)
 
 
@@ -151,6 +157,10 @@ class Load:
                 rng = random.Random(self.seed * self.mix.num_clients + index)
                 group.create_task(self._ask_on(rng), name=f"client {index}")
 
+    def turned_at(self, router: str, since: float) -> float | None:
+        """When a client first turned away from a router after this moment on the loop's clock."""
+        return min((at for at, name in self.turned if name == router and at > since), default=None)
+
     async def progress(self) -> None:
         """Waits until some answers have come from now."""
         due = self.num_answers + NUM_ANSWERS
@@ -169,19 +179,23 @@ class Load:
         asked = _Asked(question, clock())
         try:
             routers = await CountedRouters.connect(targets, CONNECT_S)
+            # An answer that has not begun cannot move.
             routers.turned.clear()
+            routers.tell = self._note_turn
             began_at = self.routers[routers.target]
             async with AsyncClient(routers) as client:
                 try:
                     await asked.listen(client)
                 finally:
-                    turned = [(at, self.routers[target]) for at, target in routers.turned]
-                    self.turned += turned
-                    asked.places |= {began_at, self.routers[routers.target], *(name for _, name in turned)}
+                    turned = {self.routers[target] for target in routers.turned}
+                    asked.places |= {began_at, self.routers[routers.target], *turned}
                     asked.was_moved = bool(turned)
         except BatonError as error:
             return asked.record(clock(), error)
         return asked.record(clock())
+
+    def _note_turn(self, target: str) -> None:
+        self.turned.append((asyncio.get_running_loop().time(), self.routers[target]))
 
     async def _ask_on(self, rng: random.Random) -> None:
         addresses = list(self.routers)

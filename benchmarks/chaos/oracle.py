@@ -52,9 +52,9 @@ class Oracle:
 
     @torch.inference_mode()
     def _agrees(self, case: Case, tokens: tuple[int, ...]) -> bool:
-        """One forward pass yields the logits at every place, if all tokens before it are right.
+        """One forward pass yields the logits at every place, given the answer's own tokens before it.
 
-        After a place where transformers itself sees a tie, both ways to go on are right.
+        Where transformers itself sees a tie, each of the tied tokens is right, and so is going on from it.
         """
         ids = torch.tensor([[*case.prompt, *tokens[:-1]]])
         scores_PV = self._scores(self._model(ids, logits_to_keep=len(tokens)).logits[0].float(), case)
@@ -66,8 +66,6 @@ class Oracle:
                     f"after {len(case.prompt)} tokens, token {place} is {tokens[place]}: {margin:.5f} behind"
                 )
                 return False
-            if margin > 0:
-                return True
         return True
 
     @staticmethod

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from baton.models import ModelDir
-from benchmarks.chaos.decks import greater, lesser
+from benchmarks.chaos.decks import Deck, greater, lesser
 from benchmarks.chaos.load import Case, Mix
 from benchmarks.chaos.storm import Lane
 from benchmarks.tiny_llama import write_tiny_model
@@ -30,7 +30,8 @@ _TEMPERATURE = 0.8
 class Plan:
     """One run.
 
-    ray: decode workers are actors.  lanes: the faults.  settings: further fields of ClusterConfig.
+    ray: decode workers are actors.  lanes: the faults.
+    settings: further fields of ClusterConfig.  prefix_cache: of all workers.
     calm_s: load before the first fault.  least_rate: answers per second that must come then.
     """
 
@@ -42,6 +43,7 @@ class Plan:
     mix: Mix
     lanes: list[Lane]
     settings: Mapping[str, object] = field(default_factory=dict)
+    prefix_cache: bool = True
     calm_s: float = 5.0
     least_rate: float = 1.0
 
@@ -67,7 +69,7 @@ def tiny_plan(
         model=model,
         reference=reference,
         mix=Mix(cases=tiny_cases(), token_ids=range(3, 259), num_clients=num_clients),
-        lanes=[Lane(deck=deck, every_s=pace) for deck, pace in zip(decks, every_s, strict=True)],
+        lanes=_lanes(decks, every_s),
         settings={"kv_cache_bytes": TINY_CACHE_BYTES, **(settings or {})},
     )
 
@@ -87,15 +89,22 @@ def real_plan(*, seed: int, seconds: float, ray: bool, num_clients: int = 3) -> 
         reference=reference.eval(),
         # A continuation is compared with the undisturbed one, so no prompt is new.
         mix=Mix(cases=real_cases(), token_ids=range(100, 1000), num_clients=num_clients, new_share=0.0),
-        lanes=[
-            Lane(deck=deck, every_s=pace)
-            for deck, pace in zip(decks, (2 * LESSER_EVERY_S, 2 * GREATER_EVERY_S), strict=True)
-        ],
-        # Decode workers would compute prompts of these lengths themselves, and prefill workers be idle.
+        lanes=_lanes(decks, (2 * LESSER_EVERY_S, 2 * GREATER_EVERY_S)),
+        # Decode workers would compute prompts of these lengths themselves, and prefill workers be idle; so
+        # they would if they had the few prompts in their caches.
         settings={"kv_cache_bytes": 256 << 20, "placement": "disaggregated"},
+        prefix_cache=False,
         calm_s=10.0,
         least_rate=0.1,
     )
+
+
+def _lanes(decks: tuple[Deck, Deck], every_s: tuple[float, float]) -> list[Lane]:
+    names = "lesser faults", "faults that end a process"
+    return [
+        Lane(name=name, deck=deck, every_s=pace)
+        for name, deck, pace in zip(names, decks, every_s, strict=True)
+    ]
 
 
 def tiny_cases() -> list[Case]:

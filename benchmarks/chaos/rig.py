@@ -30,7 +30,6 @@ WORKERS = (*PREFILL, *DECODE)
 # The peer of a router's proxy.
 CLIENT = "client"
 _POLL_S = 0.02
-_SETTINGS = f'[prefill]\nadvertise = "{ADVERTISE}"\n\n[decode]\nadvertise = "{ADVERTISE}"\n'
 
 
 class Rig:
@@ -66,7 +65,7 @@ class Rig:
         """The proxy in front of a router or a worker."""
         return self._router_proxies.get(name) or self._proxies.of(name)
 
-    def pids(self) -> dict[str, int]:
+    async def find_pids(self) -> dict[str, int]:
         """Process ids by name; those of actors are known from the routers."""
         return self._seen_pids() | self._census.pids()
 
@@ -88,7 +87,10 @@ class Rig:
                 os.kill(pid, signal.SIGCONT)
 
     async def end(self, name: str, number: signal.Signals) -> None:
-        """Ends a process with a signal, and returns once it is gone; it is started again."""
+        """Ends a process with a signal, and returns once it is gone; it is started again.
+
+        What the routers say of the process is not believed from now on.
+        """
         pid = self.pid(name)
         self._ended.add(pid)
         os.kill(pid, number)
@@ -105,20 +107,13 @@ class Rig:
     ) -> bool:
         """Whether each of these routers, unless stopped, can use each of these workers, pairs included.
 
+        False if all of them are stopped, for then nobody says so.
         since: a router must have been asked after this moment on the loop's clock.
         """
-        return all(
+        asked = [router for router in self.routers_awake if router in routers]
+        return bool(asked) and all(
             self.sight.is_since(router, since) and all(self._can_use(router, name) for name in names)
-            for router in self.routers_awake
-            if router in routers
-        )
-
-    def has_lost(self, worker: str, routers: Collection[str], since: float) -> bool:
-        """Whether one of these routers can no longer use a worker that it could, asked after this moment."""
-        return any(
-            self.sight.is_since(router, since) and worker not in self._living(router)
-            for router in self.routers_awake
-            if router in routers
+            for router in asked
         )
 
     def is_paired(self, prefill: str, decode: str, router: str) -> bool:
@@ -171,23 +166,23 @@ class Rig:
         return {name for name in self._living(router) if name.startswith(f"{role}-")}
 
     def _can_use(self, router: str, name: str) -> bool:
+        living = self._living(router)
         if name in PREFILL:
-            return all(
-                self.is_paired(name, other, router) for other in DECODE if other in self._living(router)
-            )
-        return name in self._living(router)
+            others = [other for other in DECODE if other in living]
+            return bool(others) and all(self.is_paired(name, other, router) for other in others)
+        return name in living
 
 
 @asynccontextmanager
 async def chaos_rig(
-    model: Path, folder: Path, *, ray: bool, settings: Mapping[str, object]
+    model: Path, folder: Path, *, ray: bool, settings: Mapping[str, object], prefix_cache: bool = True
 ) -> AsyncIterator[Rig]:
     """Starts everything and yields once each router has all workers.
 
     folder: for the settings of the roles and their logs.
-    settings: further fields of ClusterConfig.
+    settings: further fields of ClusterConfig.  prefix_cache: of all workers.
     """
-    file = _write_settings(folder)
+    file = _write_settings(folder, prefix_cache=prefix_cache)
     census = Census()
     async with AsyncExitStack() as stack:
         redis = await stack.enter_async_context(EmbeddedRedis(report=print))
@@ -204,10 +199,11 @@ async def chaos_rig(
         yield Rig(cluster, sight, proxies, router_proxies, census)
 
 
-def _write_settings(folder: Path) -> Path:
+def _write_settings(folder: Path, *, prefix_cache: bool) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "chaos.toml"
-    file.write_text(_SETTINGS, encoding="utf-8")
+    own = f'advertise = "{ADVERTISE}"\nprefix_cache = {str(prefix_cache).lower()}\n'
+    file.write_text(f"[prefill]\n{own}\n[decode]\n{own}", encoding="utf-8")
     return file
 
 

@@ -42,14 +42,17 @@ class Outcome:
 async def run_chaos(plan: Plan, folder: Path) -> Outcome:
     """Runs the plan on a cluster of its own; the folder is for settings and logs."""
     oracle = Oracle(plan.reference)
-    async with chaos_rig(plan.model, folder, ray=plan.ray, settings=plan.settings) as rig:
+    rig_of_plan = chaos_rig(
+        plan.model, folder, ray=plan.ray, settings=plan.settings, prefix_cache=plan.prefix_cache
+    )
+    async with rig_of_plan as rig:
         await rig.wait_whole(WORKERS, WHOLE_WITHIN_S)
         load = Load(rig.routers, plan.mix, plan.seed)
         # In a thread: the proxies' bytes must not wait for transformers.
         await asyncio.to_thread(oracle.learn, await _ask_all(load, plan.mix.cases))
         await rig.wait_whole(WORKERS, WHOLE_WITHIN_S)
         print("undisturbed answers are right; the load begins", flush=True)
-        async with ProcessWatch(rig.pids, every_s=2.0) as watch:
+        async with ProcessWatch(rig.find_pids, every_s=2.0) as watch:
             storm, calm_rate = await _disturb(plan, rig, load)
             await rig.wait_whole(WORKERS, WHOLE_WITHIN_S)
             afterwards = await _ask_afterwards(load, plan.mix.cases)
@@ -130,6 +133,6 @@ def _complaints(
     missing = {*ROUTERS, *WORKERS} - set(held)
     if missing:
         found.append(f"not back in the end: {', '.join(sorted(missing))}")
-    found += [f"{kind}: nothing was busy there" for kind in storm.never_busy]
+    found += storm.complaints
     found += [f"{row.kind}: nobody had asked anything" for row in rows if not row.attempted]
     return found

@@ -13,9 +13,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from benchmarks.chaos.decks import Deck, leave_a_way
-from benchmarks.chaos.faults import Edge, Fault
+from benchmarks.chaos.faults import Fault
 from benchmarks.chaos.load import Load, Record
-from benchmarks.chaos.rig import Rig
+from benchmarks.chaos.rig import CLIENT, Rig
+from benchmarks.chaos.sight import Edge
 
 WHOLE_WITHIN_S = 90.0
 # How long a fault looks for something busy before that is worth a complaint.
@@ -23,6 +24,10 @@ BUSY_WITHIN_S = 40.0
 _LOOK_S = 0.02
 _GLANCE_S = 0.2
 _JITTER = 0.3
+# A hand with no more faults of the last deck than these gets another.
+_FEW = 3
+# In the time of so many decks each fault of the first has had its turn.
+_DECKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +36,7 @@ class Strike:
 
     edge: what it struck.  lifted_at: it was over.  whole_at: what it struck was of use again.
     answers_at: answers had come since.
-    detected_s: from its begin until somebody knew; None if nobody ever did, as of a short stop.
+    detected_s: from its beginning until somebody knew; None if nobody ever did, as of a short stop.
     """
 
     kind: str
@@ -46,83 +51,85 @@ class Strike:
         """Whether the question was under way during the fault, or before answers came again."""
         return record.asked_at <= self.answers_at and record.ended_at >= self.begun_at
 
-    def recovery_s(self, record: Record) -> float | None:
-        """The longest gap between tokens of an answer under way at what was struck, while it was.
-
-        None if the answer was not there, or had no token yet, or had its last one already.
-        """
-        if not record.places & set(self.edge) or not record.was_resumed:
-            return None
-        pairs = zip(record.arrivals, record.arrivals[1:], strict=False)
-        gaps = [b - a for a, b in pairs if a <= self.lifted_at and b >= self.begun_at]
-        return max(gaps, default=None)
+    def was_at(self, record: Record) -> bool:
+        """Whether the question is known to have been at what was struck; of a link, at both its ends."""
+        return set(self.edge) - {CLIENT} <= record.places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """A deck and its pace: one fault about every so many seconds."""
+    """A deck and its pace: one fault about every so many seconds. name: for complaints."""
 
+    name: str
     deck: Deck
     every_s: float
+
+    def is_long(self, seconds: float, num_kinds: int) -> bool:
+        """Whether so many seconds are enough for every kind of fault to have had its turn."""
+        return seconds >= _DECKS * num_kinds * self.every_s
 
 
 @dataclass
 class Storm:
     """Brings the faults down on a cluster under load.
 
-    never_busy: kinds of faults that found nothing to strike for BUSY_WITHIN_S and were never struck.
+    complaints: lanes that struck nobody; kinds that were never struck though they looked for somebody for
+    BUSY_WITHIN_S, or though the run was long enough for all kinds.
     """
 
     rig: Rig
     load: Load
     strikes: list[Strike] = field(default_factory=list)
-    never_busy: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
     _held: Counter[Edge] = field(default_factory=Counter)
     _broken: Counter[Edge] = field(default_factory=Counter)
 
     async def run(self, lanes: list[Lane], seconds: float, seed: int) -> None:
         """Deals for so many seconds; returns once all that was struck is of use again."""
-        until = asyncio.get_running_loop().time() + seconds
-        async with asyncio.TaskGroup() as group:
-            for index, lane in enumerate(lanes):
-                rng = random.Random(seed * len(lanes) + index)
-                group.create_task(self._deal_on(lane, rng, until, group), name=f"lane {index}")
-        struck = {strike.kind for strike in self.strikes}
-        self.never_busy = sorted(set(self.never_busy) - struck)
-
-    async def _deal_on(self, lane: Lane, rng: random.Random, until: float, group: asyncio.TaskGroup) -> None:
         clock = asyncio.get_running_loop().time
-        hand = _Hand(lane.deck(rng), clock())
+        until = clock() + seconds
+        hands = [
+            _Hand(lane.deck, random.Random(seed * len(lanes) + index), clock())
+            for index, lane in enumerate(lanes)
+        ]
+        async with asyncio.TaskGroup() as group:
+            for lane, hand in zip(lanes, hands, strict=True):
+                group.create_task(self._deal_on(lane, hand, until, group), name=f"lane {lane.name}")
+        struck = {strike.kind for strike in self.strikes}
+        for lane, hand in zip(lanes, hands, strict=True):
+            if not hand.num_dealt:
+                self.complaints.append(f"{lane.name}: not one fault was dealt")
+            overdue = hand.first_kinds if lane.is_long(seconds, len(hand.first_kinds)) else set()
+            never = (overdue | hand.never_busy(clock())) - struck
+            self.complaints += [f"{kind}: it never struck" for kind in sorted(never)]
+
+    async def _deal_on(self, lane: Lane, hand: _Hand, until: float, group: asyncio.TaskGroup) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
-            if not hand.faults:
-                hand = _Hand(lane.deck(rng), clock())
-            next_at = clock() + lane.every_s * rng.uniform(1 - _JITTER, 1 + _JITTER)
+            hand.fill(clock())
+            next_at = clock() + lane.every_s * hand.rng.uniform(1 - _JITTER, 1 + _JITTER)
             while clock() < next_at:
                 hand.look(self.rig)
                 await asyncio.sleep(min(_GLANCE_S, max(0.0, next_at - clock())))
-            while (choice := self._choose(hand)) is None:
-                if clock() > until:
-                    break
+            while (choice := self._choose(hand)) is None and clock() <= until:
                 await asyncio.sleep(_LOOK_S)
             if choice is None or clock() > until:
-                break
-            fault, edge = choice
-            hand.faults.remove(fault)
-            self._hold(fault, edge, 1)
-            group.create_task(self._strike(fault, edge), name=fault.kind)
-        if clock() - hand.dealt_at > BUSY_WITHIN_S:
-            self.never_busy += [fault.kind for fault in hand.faults if id(fault) not in hand.aimed]
+                return
+            card, edge = choice
+            hand.deal(card)
+            self._hold(card.fault, edge, 1)
+            group.create_task(self._strike(card.fault, edge), name=card.fault.kind)
 
-    def _choose(self, hand: _Hand) -> tuple[Fault, Edge] | None:
+    def _choose(self, hand: _Hand) -> tuple[_Card, Edge] | None:
         """The first of the hand that strikes something and leaves a way."""
-        for fault in hand.faults:
-            edge = fault.aim(self.rig)
+        for card in hand.cards:
+            edge = card.fault.aim(self.rig)
             if edge is None:
                 continue
-            hand.aimed.add(id(fault))
-            would_be_broken = +self._broken + Counter({edge: int(fault.is_breaking)})
+            card.was_aimed = True
+            would_be_broken = +self._broken + Counter({edge: int(card.fault.is_breaking)})
             if not self._held[edge] and leave_a_way((+would_be_broken).keys()):
-                return fault, edge
+                return card, edge
         return None
 
     def _hold(self, fault: Fault, edge: Edge, count: int) -> None:
@@ -134,9 +141,9 @@ class Storm:
         clock = asyncio.get_running_loop().time
         begun_at = clock()
         print(f"{begun_at:.2f} {fault.kind}: {_words(edge)}", flush=True)
-        detection = asyncio.create_task(self._detect(fault, edge, begun_at), name=f"detect {fault.kind}")
         try:
-            await fault.strike(self.rig, edge)
+            async with asyncio.timeout(WHOLE_WITHIN_S):
+                await fault.strike(self.rig, edge)
             lifted_at = clock()
             await fault.recover(self.rig, edge, WHOLE_WITHIN_S)
             whole_at = clock()
@@ -145,9 +152,7 @@ class Storm:
         except TimeoutError:
             message = f"{fault.kind} of {_words(edge)}: not whole within {WHOLE_WITHIN_S:g} s, or no answers"
             raise TimeoutError(message) from None
-        finally:
-            detection.cancel()
-            await asyncio.wait([detection])
+        noticed_at = fault.noticed_at(self.rig, self.load, edge, begun_at)
         self.strikes.append(
             Strike(
                 kind=fault.kind,
@@ -156,28 +161,57 @@ class Storm:
                 lifted_at=lifted_at,
                 whole_at=whole_at,
                 answers_at=clock(),
-                detected_s=None if detection.cancelled() else detection.result() - begun_at,
+                detected_s=None if noticed_at is None else noticed_at - begun_at,
             )
         )
 
-    async def _detect(self, fault: Fault, edge: Edge, since: float) -> float:
-        """When somebody knew."""
-        while not fault.is_noticed(self.rig, self.load, edge, since):
-            await asyncio.sleep(_LOOK_S)
-        return asyncio.get_running_loop().time()
 
+@dataclass(eq=False)
+class _Card:
+    """A fault in the hand. was_aimed: it had something busy before it at some time."""
 
-@dataclass
-class _Hand:
-    """What is left of a deck. aimed: faults that had something busy before them at some time."""
-
-    faults: list[Fault]
+    fault: Fault
     dealt_at: float
-    aimed: set[int] = field(default_factory=set)
+    was_aimed: bool = False
+
+
+class _Hand:
+    """What one lane may deal next, the oldest first. first_kinds: of the whole first deck."""
+
+    def __init__(self, deck: Deck, rng: random.Random, now: float) -> None:
+        self.rng = rng
+        self.cards: list[_Card] = []
+        self.num_dealt = 0
+        self._deck = deck
+        self._filled_at = now
+        self.fill(now)
+        self.first_kinds = {card.fault.kind for card in self.cards}
+
+    def fill(self, now: float) -> None:
+        """Takes another deck when few of the last are left, less the kinds that still wait for their victim.
+
+        Those may wait long, and others shall not.
+        """
+        if sum(card.dealt_at == self._filled_at for card in self.cards) <= _FEW:
+            waiting = {card.fault.kind for card in self.cards}
+            new = [fault for fault in self._deck(self.rng) if fault.kind not in waiting]
+            self.cards += [_Card(fault, now) for fault in new]
+            self._filled_at = now
+
+    def deal(self, card: _Card) -> None:
+        """It strikes."""
+        self.cards.remove(card)
+        self.num_dealt += 1
 
     def look(self, rig: Rig) -> None:
         """Notes who has something busy before them, whether or not it is their turn."""
-        self.aimed |= {id(fault) for fault in self.faults if fault.aim(rig) is not None}
+        for card in self.cards:
+            card.was_aimed |= card.fault.aim(rig) is not None
+
+    def never_busy(self, now: float) -> set[str]:
+        """Kinds of the faults that have found nothing to strike for BUSY_WITHIN_S."""
+        old = [card for card in self.cards if now - card.dealt_at > BUSY_WITHIN_S]
+        return {card.fault.kind for card in old if not card.was_aimed}
 
 
 def _words(edge: Edge) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.chaos.load import Record
+from benchmarks.chaos.recovery import recoveries
 from benchmarks.chaos.storm import Strike
 
 ALL = "all"
@@ -38,8 +39,8 @@ class FaultRow:
     ok: complete and right.  resumed: those of them that went on elsewhere or were tried again.
     cancelled, expired: ended as their client wanted, and right as far as they went.
     failed: by code.  wrong: of all, those with a token that should not be.
-    detection: until somebody knew.  recovery: per strike the longest gap between two tokens of an answer that
-    was struck.  whole: until what was struck was of use again, the fault's own time included.
+    detection: until somebody knew.  recovery: per strike the longest wait that counts for it, see
+    recovery.py.  whole: until what was struck was of use again, the fault's own time included.
     """
 
     kind: str
@@ -65,16 +66,22 @@ def summary(
     strikes: Sequence[Strike], records: Sequence[Record], is_right: Callable[[Record], bool]
 ) -> list[FaultRow]:
     """One row per kind of fault, in the order of their names, and one for all questions."""
+    waits = recoveries(strikes, records)
     rows = []
     for kind in sorted({strike.kind for strike in strikes}):
         of_kind = [strike for strike in strikes if strike.kind == kind]
         asked = [record for record in records if any(strike.had(record) for strike in of_kind)]
-        rows.append(_row(kind, of_kind, asked, is_right))
-    return [*rows, _row(ALL, strikes, records, is_right)]
+        of_kind_s = [wait for strike, wait in zip(strikes, waits, strict=True) if strike.kind == kind]
+        rows.append(_row(kind, of_kind, asked, of_kind_s, is_right))
+    return [*rows, _row(ALL, strikes, records, waits, is_right)]
 
 
 def _row(
-    kind: str, strikes: Sequence[Strike], asked: Sequence[Record], is_right: Callable[[Record], bool]
+    kind: str,
+    strikes: Sequence[Strike],
+    asked: Sequence[Record],
+    waits_s: Sequence[float | None],
+    is_right: Callable[[Record], bool],
 ) -> FaultRow:
     right = [record for record in asked if is_right(record)]
     count = Counter(record.outcome for record in right)
@@ -91,14 +98,9 @@ def _row(
         ),
         wrong=len(asked) - len(right),
         detection=Span.of(strike.detected_s for strike in strikes),
-        recovery=Span.of(_recovery_s(strike, asked) for strike in strikes),
+        recovery=Span.of(waits_s),
         whole=Span.of(strike.whole_at - strike.begun_at for strike in strikes),
     )
-
-
-def _recovery_s(strike: Strike, records: Sequence[Record]) -> float | None:
-    gaps = [strike.recovery_s(record) for record in records]
-    return max((gap for gap in gaps if gap is not None), default=None)
 
 
 def _is_failed(record: Record) -> bool:

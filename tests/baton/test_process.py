@@ -46,12 +46,14 @@ def test_an_error_of_ours_is_told_and_is_a_failure() -> None:
     assert run(role) == 1
 
 
-def test_a_defect_keeps_its_traceback() -> None:
+def test_a_defect_is_a_failure_whose_traceback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def role(stop: asyncio.Event) -> None:
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        run(role)
+    assert run(role) == 1
+    (record,) = caplog.records
+    assert isinstance(record.msg, dict)
+    assert record.msg["exc_info"] is not None
 
 
 def test_the_ready_file_appears_whole(tmp_path: Path) -> None:
@@ -206,10 +208,29 @@ def test_a_wrong_setting_is_one_line_and_status_2(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == "error: threads is -1 (flag --threads)\n"
 
 
-def test_a_status_is_passed_on_and_a_defect_is_raised() -> None:
+def test_a_status_is_passed_on_and_a_defect_is_a_traceback_and_status_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert report_errors(lambda: 7) == 7
-    with pytest.raises(ZeroDivisionError):
-        report_errors(lambda: 1 // 0)
+    assert report_errors(lambda: 1 // 0) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+UNDER_A_THREAD = """
+import threading
+from baton.process import leave, report_errors, run
+
+async def role(stop):
+    threading.Thread(target=threading.Event().wait).start()
+    raise OSError("device")
+
+leave(report_errors(lambda: run(role)))
+"""
+
+
+def test_a_role_that_fails_leaves_although_a_thread_of_it_is_stuck() -> None:
+    child = subprocess.run([sys.executable, "-c", UNDER_A_THREAD], timeout=60, check=False)
+    assert child.returncode == 1
 
 
 async def test_signals_can_be_taken_back_from_a_library() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -51,6 +52,31 @@ async def test_it_listens_on_loopback_only_and_keeps_nothing() -> None:
         async with Redis.from_url(server.url) as client:
             settings = await client.config_get("save") | await client.config_get("appendonly")
         assert settings == {"save": "", "appendonly": "no"}
+
+
+async def test_no_file_is_written_or_read_even_where_a_replica_copies_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with (
+        EmbeddedRedis() as old,
+        EmbeddedRedis(password=old.password) as primary,
+        Redis.from_url(old.url) as replica,
+        Redis.from_url(primary.url) as client,
+    ):
+        await client.set("key", "value")
+        await replica.config_set("masterauth", old.password)
+        await replica.replicaof("127.0.0.1", primary.port)
+        async with asyncio.timeout(10):
+            while await replica.get("key") is None:
+                await asyncio.sleep(0.01)
+        assert list(tmp_path.iterdir()) == []
+        # Whatever is there under the default name is somebody else's.
+        await replica.config_set("dbfilename", "dump.rdb")
+        await replica.save()
+    assert [path.name for path in tmp_path.iterdir()] == ["dump.rdb"]
+    async with EmbeddedRedis() as server, Redis.from_url(server.url) as client:
+        assert await client.dbsize() == 0
 
 
 async def test_two_servers_do_not_meet() -> None:

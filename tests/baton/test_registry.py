@@ -18,7 +18,8 @@ from redis.asyncio import Redis
 from baton.errors import ConfigError, Unavailable
 from baton.ports import WorkerInfo
 from baton.redis_server import EmbeddedRedis
-from baton.registry import RedisRegistry, decode, encode, registering
+from baton.registry import RedisRegistry, decode, encode
+from tests.baton.announcing import announcing
 
 P0 = WorkerInfo(name="prefill-0", role="prefill", incarnation=0xFEDCBA9876543210, address="127.0.0.1:50051")
 D0 = WorkerInfo(name="decode-0", role="decode", incarnation=7, address="[::1]:50052")
@@ -30,9 +31,9 @@ async def redis() -> AsyncIterator[EmbeddedRedis]:
         yield server
 
 
-def registry_at(server: EmbeddedRedis, namespace: str = "test") -> RedisRegistry:
+def registry_at(server: EmbeddedRedis, namespace: str = "test", grace_s: float = 0.5) -> RedisRegistry:
     return RedisRegistry(
-        server.url, namespace, rng=random.Random(1), poll_s=0.02, max_backoff_s=0.1, grace_s=0.5
+        server.url, namespace, rng=random.Random(1), poll_s=0.02, max_backoff_s=0.1, grace_s=grace_s
     )
 
 
@@ -45,7 +46,12 @@ async def watching(
 
 
 async def test_a_watch_yields_at_once_and_on_every_change(redis: EmbeddedRedis) -> None:
-    async with registry_at(redis) as worker, registry_at(redis) as router, watching(router) as change:
+    async with (
+        registry_at(redis) as worker,
+        # Where Redis was never away, nobody who has left stands for that time.
+        registry_at(redis, grace_s=60) as router,
+        watching(router) as change,
+    ):
         assert await change() == ()
         await worker.register(P0, ttl_s=60)
         assert await change() == (P0,)
@@ -150,7 +156,7 @@ async def test_registering_survives_an_emptied_redis_and_withdraws_at_the_end(re
         Redis.from_url(redis.url) as client,
     ):
         assert await change() == ()
-        async with registering(registry, P0, ttl_s=0.3) as announcement:
+        async with announcing(registry, P0, ttl_s=0.3) as announcement:
             assert await change() == (P0,)
             await announcement.update(replace(P0, draining=True))
             assert await change() == (replace(P0, draining=True),)
@@ -169,7 +175,7 @@ async def until_stored(client: Redis, num_keys: int) -> None:
 async def test_registering_renews_before_the_time_to_live_is_over(redis: EmbeddedRedis) -> None:
     async with (
         registry_at(redis) as registry,
-        registering(registry, P0, ttl_s=1.2),
+        announcing(registry, P0, ttl_s=1.2),
         Redis.from_url(redis.url) as client,
     ):
         key = (await client.keys())[0]
@@ -185,7 +191,7 @@ async def test_registering_renews_before_the_time_to_live_is_over(redis: Embedde
 async def test_a_worker_starts_and_stops_without_redis(caplog: pytest.LogCaptureFixture) -> None:
     async with EmbeddedRedis() as server:
         pass
-    async with registry_at(server) as registry, registering(registry, P0, ttl_s=0.03) as announcement:
+    async with registry_at(server) as registry, announcing(registry, P0, ttl_s=0.03) as announcement:
         for _ in range(3):
             await announcement.refresh()
     events = [record.msg["event"] for record in caplog.records if record.name == "baton.registry"]
@@ -193,7 +199,7 @@ async def test_a_worker_starts_and_stops_without_redis(caplog: pytest.LogCapture
 
 
 async def test_an_announcement_is_about_one_incarnation(redis: EmbeddedRedis) -> None:
-    async with registry_at(redis) as registry, registering(registry, P0, ttl_s=60) as announcement:
+    async with registry_at(redis) as registry, announcing(registry, P0, ttl_s=60) as announcement:
         with pytest.raises(ValueError, match="incarnation"):
             await announcement.update(replace(P0, incarnation=1))
 

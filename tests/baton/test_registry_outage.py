@@ -18,7 +18,8 @@ from baton import redis_client
 from baton.errors import Unavailable
 from baton.ports import WorkerInfo
 from baton.redis_server import EmbeddedRedis
-from baton.registry import ANNOUNCED_S, Announcement, RedisRegistry, decode, registering
+from baton.registry import ANNOUNCED_S, Announcement, RedisRegistry, decode
+from tests.baton.announcing import announcing
 from tests.simulation.virtual_loop import VirtualLoop
 
 P0 = WorkerInfo(name="prefill-0", role="prefill", incarnation=1, address="127.0.0.1:50051")
@@ -107,7 +108,7 @@ async def test_a_worker_that_drains_or_leaves_does_not_wait_for_a_redis_that_han
     monkeypatch.setattr("baton.registry._AT_ONCE_S", 0.05)
     drains = replace(P0, draining=True)
     async with registry_at(redis.url) as registry, Redis.from_url(redis.url) as client:
-        async with registering(registry, P0, ttl_s=6) as announcement:
+        async with announcing(registry, P0, ttl_s=6) as announcement:
             with hanging(redis):
                 await announcement.update(drains)
             # The keeper says it again.
@@ -162,7 +163,7 @@ async def test_a_full_redis_drops_nobody_who_is_connected_and_is_told_again_late
     redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Redis.from_url(redis.url) as client, registry_at(redis.url) as registry:
-        async with registering(registry, P0, ttl_s=0.3):
+        async with announcing(registry, P0, ttl_s=0.3):
             await until_announced(client, P0)
             await client.config_set("maxmemory", "1")
             await until(lambda: "OutOfMemory" in caplog.text)
@@ -204,7 +205,7 @@ async def test_a_failover_that_closes_no_socket_is_followed(redis: EmbeddedRedis
         registry_at(redis.url.replace(f":{redis.port}/", f":{port}/")) as registry,
         Redis.from_url(redis.url) as old,
         Redis.from_url(promoted.url) as new,
-        registering(registry, P0, ttl_s=0.6),
+        announcing(registry, P0, ttl_s=0.6),
     ):
         await until_announced(old, P0)
         await old.config_set("masterauth", redis.password)
@@ -343,13 +344,33 @@ def test_after_an_outage_who_is_not_announced_again_goes_in_the_end() -> None:
     on_virtual_time(scenario())
 
 
+async def test_a_redis_that_was_away_between_two_polls_is_given_the_same_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with EmbeddedRedis() as first, registry_at(first.url) as router, watching(router) as change:
+        async with registry_at(first.url) as worker:
+            await worker.register(P0, ttl_s=60)
+        # Nothing is polled until the next change is asked for.
+        assert await change() == (P0,)
+        await first.__aexit__(None, None, None)
+        async with (
+            EmbeddedRedis(port=first.port, password=first.password),
+            registry_at(first.url) as worker,
+        ):
+            await worker.register(D0, ttl_s=60)
+            assert await change() == (D0, P0)
+            assert await change() == (D0,)
+    # No poll has failed.
+    assert caplog.records == []
+
+
 @pytest.mark.usefixtures("short_steps")
 async def test_a_worker_that_started_without_redis_is_announced_once_it_is_there() -> None:
     async with EmbeddedRedis() as server:
         port, password, url = server.port, server.password, server.url
     async with (
         registry_at(url) as registry,
-        registering(registry, P0, ttl_s=0.3),
+        announcing(registry, P0, ttl_s=0.3),
         EmbeddedRedis(port=port, password=password),
         Redis.from_url(url) as client,
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 
 from baton import AsyncClient
@@ -105,6 +106,42 @@ async def test_an_answer_that_had_ended_ends_once() -> None:
         assert [part.finish_reason for part in chunks] == ["", "", "length"]
         (known,) = second.requests[0].partial_answers
         assert known.num_chars == len("one two") + 1
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
+async def test_a_router_that_is_lost_after_its_last_message_has_answered(code: grpc.StatusCode) -> None:
+    async def all_but_the_status(scripted: Scripted, context: Any) -> None:
+        await started(context, 2**63)
+        await chunk(context, 0, "one")
+        await context.write(Response(summary=SUMMARY))
+        await context.abort(code, "gone")
+
+    async with serving(all_but_the_status) as (first, server), serving() as (second, other):
+        async with await AsyncClient.connect([server.address, other.address]) as client:
+            generation = client.generate("hello")
+            assert await generation.text() == "one"
+            assert generation._lost_at is None
+            assert client._routers.target == server.address
+        assert generation.summary.request_id == "req-1"
+        assert (len(first.requests), len(second.requests)) == (1, 0)
+
+
+async def test_a_cancel_after_the_last_message_takes_nothing_away() -> None:
+    async def all_but_the_status(scripted: Scripted, context: Any) -> None:
+        await chunk(context, 0, "one")
+        await context.write(Response(summary=SUMMARY))
+        await asyncio.Event().wait()
+
+    async with (
+        serving(all_but_the_status) as (_, server),
+        await AsyncClient.connect(server.address) as client,
+    ):
+        generation = client.generate("hello")
+        answer = asyncio.create_task(generation.text())
+        await until(lambda: generation._summary is not None)
+        generation.cancel()
+        async with asyncio.timeout(GUARD_S):
+            assert await answer == "one"
 
 
 async def test_every_answer_goes_on_after_its_own_tokens() -> None:

@@ -232,19 +232,42 @@ async def test_health_is_what_the_owner_says() -> None:
         assert [await check(stub, name) for name in (*ready, "liveness")] == 5 * ["NOT_SERVING"]
 
 
-async def test_a_health_watch_hears_of_changes_only() -> None:
-    async with serving(Echo()) as (server, call):
-        watch = health_pb2_grpc.HealthStub(call.channel).Watch(
-            health_pb2.HealthCheckRequest(service="readiness")
-        )
-        seen = [(await watch.read()).status]
+class SlowHealth:
+    """Takes what a server says of its health. gate: what the first of it has to wait for."""
+
+    def __init__(self, gate: asyncio.Event | None = None) -> None:
+        self.told: list[tuple[str, bool]] = []
+        self._gate = gate
+
+    async def set(self, service: str, status: int) -> None:
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            await gate.wait()
+        self.told.append((service, status == health_pb2.HealthCheckResponse.SERVING))
+
+
+async def test_health_is_told_where_it_changes_only() -> None:
+    async with serving(Echo()) as (server, _):
+        health = server._health = SlowHealth()
         for ready in (False, False, True, True, False):
             await server.set_health(ready=ready)
-            if ready != (seen[-1] == health_pb2.HealthCheckResponse.SERVING):
-                seen.append((await watch.read()).status)
-        statuses = health_pb2.HealthCheckResponse
-        assert seen == [statuses.NOT_SERVING, statuses.SERVING, statuses.NOT_SERVING]
-        watch.cancel()
+        names = ("", "readiness", NAME)
+        assert health.told == [(name, ready) for ready in (True, False) for name in names]
+        await server.set_health(ready=False, alive=False)
+        assert health.told[6:] == [("liveness", False)]
+
+
+async def test_what_was_held_up_does_not_undo_what_was_said_later() -> None:
+    async with serving(Echo()) as (server, _):
+        gate = asyncio.Event()
+        health = server._health = SlowHealth(gate)
+        ready = asyncio.create_task(server.set_health(ready=True))
+        await asyncio.sleep(0)
+        leaving = asyncio.create_task(server.set_health(ready=False))
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(ready, leaving)
+        assert not any(dict(health.told).values()), health.told
 
 
 async def test_a_health_watch_hears_of_the_stop_and_does_not_hold_it_up() -> None:

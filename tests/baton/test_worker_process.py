@@ -16,15 +16,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from baton.health import WorkerHealth, WorkerLoad
 from baton.identity import Identity
 from baton.redis_server import EmbeddedRedis
-from baton.registry import RedisRegistry
+from baton.registry import Announcement, RedisRegistry
 from baton.rpc import open_channel
+from baton.rpc_server import RpcServer
 from baton.tls import TlsFiles
 from baton.v1 import common_pb2
 from baton.worker_process import Served, serve_worker
 
 GUARD_S = 10
 READY = WorkerHealth(is_ready=True, is_alive=True)
-LEDGER = {"attempts": 3}
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Worker:
         return WorkerLoad(num_attempts=3, num_running=2, num_waiting=1, num_free_blocks=5, num_blocks=9)
 
     def ledger(self) -> dict[str, int]:
-        return dict(LEDGER)
+        return {}
 
     def totals(self) -> dict[str, int]:
         return {}
@@ -102,7 +102,6 @@ async def serving(folder: Path, **settings: str) -> AsyncIterator[Rig]:
             serve_worker(
                 worker,
                 [],
-                role="decode",
                 identity=identity,
                 settings=made,
                 stop=stop,
@@ -137,7 +136,7 @@ async def test_whoever_started_it_can_ask_once_it_is_announced(tmp_path: Path) -
         assert r.bound == [r.served.address]
         assert await r.announced() == [("decode-7", r.served.address, False)]
         assert r.served.health() == READY
-        assert (r.served.ledger(), r.served.load().num_free_blocks) == (LEDGER, 5)
+        assert r.served.load().num_free_blocks == 5
         ready = json.loads((tmp_path / "ready.json").read_text())
         assert ready["address"] == r.served.address
 
@@ -156,7 +155,7 @@ async def test_health_follows_the_worker(tmp_path: Path) -> None:
         await wait_shown(address, readiness=True, liveness=True)
 
 
-async def test_it_leaves_in_order(tmp_path: Path) -> None:
+async def test_it_leaves_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path) as r:
         r.stop.set()
         async with asyncio.timeout(GUARD_S):
@@ -166,9 +165,17 @@ async def test_it_leaves_in_order(tmp_path: Path) -> None:
             await wait_shown(r.served.address, readiness=False, liveness=True)
             assert r.worker.drained == [12.5]
             assert not r.task.done()
+            stop, announced_then = RpcServer.stop, []
+
+            async def stopping(server: RpcServer, grace_s: float = 0.0) -> None:
+                announced_then.append(await r.announced())
+                await stop(server, grace_s)
+
+            monkeypatch.setattr(RpcServer, "stop", stopping)
             r.worker.may_leave.set()
             await r.task
-        assert await r.announced() == []
+        # Nobody hears of an address where nobody answers any more.
+        assert announced_then == [[]]
         with pytest.raises(grpc.aio.AioRpcError):
             await shown(r.served.address, "")
 
@@ -192,3 +199,36 @@ async def test_what_it_announces_may_name_the_bound_port_and_the_worker(tmp_path
         assert int(port) > 0
         assert r.bound == [f"decode-7.pool:{port}"]
         assert await r.announced() == [("decode-7", f"decode-7.pool:{port}", False)]
+
+
+async def test_a_defect_of_its_announcement_ends_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def keep(announcement: Announcement) -> None:
+        raise TypeError("a defect of the client library")
+
+    monkeypatch.setattr(Announcement, "keep", keep)
+    async with serving(tmp_path) as r:
+        async with asyncio.timeout(GUARD_S):
+            with pytest.raises(TypeError, match="client library"):
+                await r.task
+        assert await r.announced() == []
+
+
+async def test_a_drain_goes_on_though_it_cannot_be_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def update(announcement: Announcement, info: object) -> None:
+        raise TypeError("a defect of the client library")
+
+    monkeypatch.setattr(Announcement, "update", update)
+    async with serving(tmp_path) as r:
+        r.stop.set()
+        async with asyncio.timeout(GUARD_S):
+            while "announcement failed" not in caplog.text:
+                await asyncio.sleep(0.01)
+            await wait_shown(r.served.address, readiness=False, liveness=True)
+            assert not r.task.done()
+            r.worker.may_leave.set()
+            await r.task
+        assert await r.announced() == []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baton.errors import Unavailable
 from benchmarks.chaos.load import Case, Record
+from benchmarks.chaos.recovery import recoveries
 from benchmarks.chaos.storm import Strike
 from benchmarks.chaos.summary import FaultRow, Span, format_rows, summary
 
@@ -56,15 +59,34 @@ def test_recovery_is_the_longest_gap_of_what_was_struck() -> None:
         # From the last token before to the first one after, though others are longer.
         (asked(1, 30, arrivals=(2, 9, 9.5, 11.75, 12, 20), **hit), 8),
         (asked(1, 30, arrivals=(2, 9, 9.5, 11.75, 12, 12.5), **hit), 2.25),
-        # Its tokens came before, or it had none yet, or it was elsewhere, or nothing of it was lost.
+        # Without a token yet: from the strike, or a later question, to the first or to the end.
+        (asked(1, 30, arrivals=(14, 14.5), **hit), 4),
+        (asked(11, 30, arrivals=(14, 14.5), **hit), 3),
+        (asked(1, 17, tokens=(), **hit), 7),
+        # Its tokens came before, or it was elsewhere, or nothing of it was lost.
         (asked(1, 30, arrivals=(2, 9), **hit), None),
-        (asked(1, 30, arrivals=(14, 15), **hit), None),
         (asked(1, 30, arrivals=(9, 14), places=frozenset({"decode-1"}), was_retried=True), None),
         (asked(1, 30, arrivals=(9, 14), places=frozenset({VICTIM})), None),
     ]
-    assert [struck.recovery_s(record) for record, _ in gaps] == [gap for _, gap in gaps]
-    [row, _] = summary([struck], [record for record, _ in gaps[1:]], lambda _record: True)
-    assert row.recovery == Span(2.25, 2.25, 1)
+    assert [recoveries([struck], [record]) for record, _ in gaps] == [[gap] for _, gap in gaps]
+    [row, _] = summary([struck], [record for record, _ in gaps[1:4]], lambda _record: True)
+    assert row.recovery == Span(4, 4, 1)
+
+
+def test_a_wait_counts_for_one_fault_only() -> None:
+    hit = {"places": frozenset({VICTIM, "router-0"}), "was_retried": True}
+    stop, cut, kill = (
+        strike("stop", 10, 14, lifted_at=13),
+        strike("cut", 12, 12.5),
+        strike("kill", 12.3125, 14),
+    )
+    link = replace(cut, kind="cut link", edge=("router-0", VICTIM))
+    other = replace(kill, edge=("router-1", VICTIM))
+    # What began last before a wait is its cause; tokens that were under way come a little after it.
+    assert recoveries([stop, kill], [asked(1, 30, arrivals=(9.9375, 12.25, 13.5), **hit)]) == [2.3125, 1.25]
+    # Where all began later, the first is the cause; of a link both ends must have been the answer's.
+    assert recoveries([kill, link, other], [asked(1, 30, arrivals=(11, 15), **hit)]) == [None, 4, None]
+    assert recoveries([stop, cut], [asked(1, 30, arrivals=(2, 12.0625, 15), **hit)]) == [10.0625, 2.9375]
 
 
 def test_the_table_has_a_line_per_fault() -> None:

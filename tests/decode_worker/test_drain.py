@@ -228,6 +228,21 @@ async def test_a_stuck_device_costs_readiness_within_ten_seconds_and_liveness_th
 
 
 @virtually
+async def test_a_worker_that_leaves_says_so_though_its_device_is_stuck_as_well() -> None:
+    async with leaving() as r:
+        r.worker._steps._runner = StuckRunner()  # type: ignore[assignment]
+        r.compute(A, max_tokens=5)
+        await r.router.next("reserve_result")
+        for _ in range(60):
+            r.router.send(heartbeat={"attempt_ids": [A]})
+            await asyncio.sleep(0.25)
+        assert r.worker._steps.is_wedged
+        r.drain(grace_s=1.0)
+        async with routing(r.worker, DecodeDown, "router-1") as late:
+            assert isinstance(await late.refused(), Draining)
+
+
+@virtually
 async def test_a_frozen_step_loop_is_noticed_though_no_step_is_in_flight() -> None:
     worker = make_decode("decode-0", 2, KvNetwork())
     async with routing(worker, DecodeDown) as router:

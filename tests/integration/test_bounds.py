@@ -79,9 +79,9 @@ async def answer(client: AsyncClient, prompt: list[int], max_tokens: int) -> lis
 
 
 def router_bytes(cluster: PlainCluster) -> int:
-    """Memory of the router; its child holds the tether, and is the one that runs."""
-    process = psutil.Process(cluster.processes["router-0"].pid)
-    return sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
+    """Memory of the router; the tether has become it, so the child that was started is the router."""
+    rss: int = psutil.Process(cluster.processes["router-0"].pid).memory_info().rss
+    return rss
 
 
 @asynccontextmanager

@@ -41,7 +41,6 @@ async def spare(cluster: LocalCluster, *, drain_s: float) -> AsyncIterator[async
     settings = {
         "name": SPARE,
         "model": config.model,
-        "redis-url": cluster.places.redis_url,
         "namespace": config.namespace,
         "dtype": config.dtype,
         "kv-cache-bytes": config.kv_cache_bytes,
@@ -49,7 +48,11 @@ async def spare(cluster: LocalCluster, *, drain_s: float) -> AsyncIterator[async
         "log-file": cluster.places.logs / f"{SPARE}.log",
     }
     flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-    child = await asyncio.create_subprocess_exec(sys.executable, "-m", "decode_worker", *flags)
+    # The address has a password in it, and everybody can read a command line.
+    environment = {**os.environ, "BATON_DECODE_REDIS_URL": cluster.places.redis_url}
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "decode_worker", *flags, env=environment
+    )
     try:
         yield child
     finally:
@@ -129,15 +132,15 @@ async def test_busy_workers_answer_every_probe(tiny_cluster: LocalCluster, tiny_
     assert len(seen) >= 6
     async with asyncio.timeout(GUARD_S):
         probes = [asyncio.create_task(probe(*asked, statuses)) for asked, statuses in seen.items()]
-        load = [
-            tiny_client.generate(token_ids=[3 + index] * 1900, max_tokens=100, ignore_eos=True).text()
-            for index in range(24)
-        ]
-        done = asyncio.gather(*load)
-        await asyncio.wait((done, *probes), return_when=asyncio.FIRST_COMPLETED)
+        prompts = [[3 + index] * 1900 for index in range(24)]
+        load = asyncio.create_task(streams(tiny_client, prompts, 100))
+        await asyncio.wait((load, *probes), return_when=asyncio.FIRST_COMPLETED)
         failed = [task.exception() for task in probes if task.done()]
-        for task in (done, *probes):
+        for task in probes:
             task.cancel()
-        await asyncio.gather(done, *probes, return_exceptions=True)
+        await asyncio.wait(probes)
+        # A request that was refused would be no load.
+        answers = await load
     assert failed == []
+    assert [len(answer) for answer in answers] == [100] * len(prompts)
     assert set(map(frozenset, seen.values())) == {frozenset({health_pb2.HealthCheckResponse.SERVING})}

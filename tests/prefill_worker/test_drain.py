@@ -127,6 +127,20 @@ async def test_no_router_joins_once_it_is_leaving() -> None:
 
 
 @virtually
+async def test_it_says_so_though_its_device_is_stuck_as_well() -> None:
+    async with leaving(token_s=100.0) as r:
+        r.prefill(A, list(range(8)))
+        for _ in range(60):
+            r.router.send(heartbeat={})
+            await asyncio.sleep(0.25)
+        assert r.worker._steps.is_wedged
+        draining = asyncio.create_task(r.worker.drain(0.0))
+        async with routing(r.worker, PrefillDown, "router-1") as late:
+            assert isinstance(await late.refused(), Draining)
+        await draining
+
+
+@virtually
 async def test_a_router_that_stays_is_waited_for_a_stated_time() -> None:
     async with leaving() as r:
         began = now()

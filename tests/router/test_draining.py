@@ -15,6 +15,7 @@ from baton.v1 import admin_service_pb2
 from router.admin import RouterAdminServicer
 from router.events import Inbox
 from tests.fakes import until
+from tests.router.acting import virtually
 from tests.router.stage import (
     NOTHING,
     PlayedDecode,
@@ -30,6 +31,8 @@ from tests.router.stage import (
     workers,
 )
 
+# Virtual time, in which anybody who was to be dialled again would have been.
+REDIALLED_S = 10.0
 DRAINING = to_failure(Draining("it is about to leave"))
 
 
@@ -60,55 +63,64 @@ def outcomes(run: Run) -> list[str]:
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("how", ["heartbeat", "registry"])
-async def test_an_idle_worker_is_left_at_once_shown_and_not_dialled_again(role: str, how: str) -> None:
-    async with staged() as stage:
-        found = dict(zip(("prefill", "decode"), await workers(stage), strict=True))
-        worker: Any = found[role]
-        if how == "heartbeat":
-            drains(worker)
-        else:
-            stage.registry.announce(info_of(worker, role, draining=True))
-        await until(lambda: is_left(worker))
-        link = link_of(stage, worker)
-        await until(lambda: link._session is None)
-        await asyncio.sleep(0.15)  # more than the first pause: time in which a redial would show
-        assert worker.num_sessions == 1
-        assert (link.is_ready, link.is_connected, link.status().state) == (False, False, "draining")
-        stage.registry.withdraw(worker.identity.name)
-        await until(lambda: len(stage.fleet.links) == 1)
+def test_an_idle_worker_is_left_at_once_shown_and_not_dialled_again(role: str, how: str) -> None:
+    async def main() -> None:
+        async with staged() as stage:
+            found = dict(zip(("prefill", "decode"), await workers(stage), strict=True))
+            worker: Any = found[role]
+            if how == "heartbeat":
+                drains(worker)
+            else:
+                stage.registry.announce(info_of(worker, role, draining=True))
+            await until(lambda: is_left(worker))
+            link = link_of(stage, worker)
+            await until(lambda: link._session is None)
+            await asyncio.sleep(REDIALLED_S)
+            assert worker.num_sessions == 1
+            assert (link.is_ready, link.is_connected, link.status().state) == (False, False, "draining")
+            stage.registry.withdraw(worker.identity.name)
+            await until(lambda: len(stage.fleet.links) == 1)
+
+    virtually(main())
 
 
-async def test_a_worker_that_drains_already_is_not_dialled() -> None:
-    async with staged() as stage:
-        worker = PlayedDecode("decode-0", 50, 64)
-        stage.dialer.workers["decode-0"] = worker.serve
-        stage.registry.announce(info_of(worker, "decode", draining=True))
-        await until(lambda: bool(stage.fleet.links))
-        await asyncio.sleep(0.02)
-        assert worker.num_sessions == 0
-        assert [link.status().state for link in stage.fleet.links] == ["draining"]
-        # Restarted, it is another process.
-        await stage.decode("decode-0")
-        assert [link.is_ready for link in stage.fleet.links] == [True]
+def test_a_worker_that_drains_already_is_not_dialled() -> None:
+    async def main() -> None:
+        async with staged() as stage:
+            worker = PlayedDecode("decode-0", 50, 64)
+            stage.dialer.workers["decode-0"] = worker.serve
+            stage.registry.announce(info_of(worker, "decode", draining=True))
+            await until(lambda: bool(stage.fleet.links))
+            await asyncio.sleep(REDIALLED_S)
+            assert worker.num_sessions == 0
+            assert [link.status().state for link in stage.fleet.links] == ["draining"]
+            # Restarted, it is another process.
+            await stage.decode("decode-0")
+            assert [link.is_ready for link in stage.fleet.links] == [True]
+
+    virtually(main())
 
 
-async def test_a_worker_that_takes_no_session_because_it_drains_is_not_asked_again() -> None:
-    async with staged() as stage:
-        asked = []
+def test_a_worker_that_takes_no_session_because_it_drains_is_not_asked_again() -> None:
+    async def main() -> None:
+        async with staged() as stage:
+            asked = []
 
-        @asynccontextmanager
-        async def refusing(info: WorkerInfo) -> AsyncIterator[Any]:
-            asked.append(info.name)
-            raise Draining("the worker is leaving and takes no new work")
-            yield
+            @asynccontextmanager
+            async def refusing(info: WorkerInfo) -> AsyncIterator[Any]:
+                asked.append(info.name)
+                raise Draining("the worker is leaving and takes no new work")
+                yield
 
-        stage.dialer.open = refusing  # type: ignore[method-assign]
-        worker = PlayedDecode("decode-0", 50, 64)
-        stage.registry.announce(info_of(worker, "decode"))
-        await until(lambda: any(link.is_draining for link in stage.fleet.links))
-        await asyncio.sleep(0.15)  # more than the first pause: time in which a redial would show
-        assert asked == ["decode-0"]
-        assert [link.status().state for link in stage.fleet.links] == ["draining"]
+            stage.dialer.open = refusing  # type: ignore[method-assign]
+            worker = PlayedDecode("decode-0", 50, 64)
+            stage.registry.announce(info_of(worker, "decode"))
+            await until(lambda: any(link.is_draining for link in stage.fleet.links))
+            await asyncio.sleep(REDIALLED_S)
+            assert asked == ["decode-0"]
+            assert [link.status().state for link in stage.fleet.links] == ["draining"]
+
+    virtually(main())
 
 
 async def test_a_request_in_hand_is_ended_and_new_ones_go_elsewhere() -> None:

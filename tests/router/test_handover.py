@@ -16,7 +16,7 @@ from baton import AsyncClient
 from baton.errors import Draining, Overloaded
 from baton.rpc import is_from_baton, open_channel, translate
 from baton.rpc_server import Registration, RpcServer
-from baton.v1.inference_service_pb2 import GenerateRequest
+from baton.v1.inference_service_pb2 import GenerateRequest, ListModelsRequest
 from baton.v1.inference_service_pb2_grpc import (
     InferenceServiceStub,
     add_InferenceServiceServicer_to_server,
@@ -78,6 +78,21 @@ async def test_the_drain_is_over_as_soon_as_nothing_runs() -> None:
     assert not late.cancelled()
 
 
+async def test_a_drain_that_is_broken_off_hands_over_at_once() -> None:
+    handover = Handover()
+    doing = asyncio.get_running_loop().create_future()
+    call = asyncio.create_task(covered(handover, doing))
+    await asyncio.sleep(0)
+    server = Server(call)
+    draining = asyncio.create_task(handover.drain(server.stop, LONG_S))
+    await until(lambda: bool(server.graces))
+    # As happens where a service of the router fails meanwhile.
+    draining.cancel()
+    async with asyncio.timeout(GUARD_S):
+        with pytest.raises(Draining):
+            await call
+
+
 async def test_an_error_of_a_calls_own_is_kept() -> None:
     handover = Handover()
     late = asyncio.get_running_loop().create_future()
@@ -108,6 +123,15 @@ async def serving(d: Door, folder: Path) -> AsyncIterator[tuple[InferenceService
         yield inference, server
 
 
+async def closed(channel: grpc.aio.Channel) -> None:
+    """Returns once the server takes no new calls."""
+    stub, code = InferenceServiceStub(channel), grpc.StatusCode.OK
+    async with asyncio.timeout(GUARD_S):
+        while code is grpc.StatusCode.OK:
+            code = await stub.ListModels(ListModelsRequest()).code()
+    assert code is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_a_running_answer_ends_and_a_new_one_is_refused(tmp_path: Path) -> None:
     async with (
         door(tmp_path) as d,
@@ -119,7 +143,7 @@ async def test_a_running_answer_ends_and_a_new_one_is_refused(tmp_path: Path) ->
         running = asyncio.create_task(client.generate("hello", max_tokens=9, temperature=0.0).answers())
         await until(lambda: d.cluster.network.num_commits_waiting == 1)
         draining = asyncio.create_task(inference.handover.drain(server.stop, LONG_S))
-        await asyncio.sleep(0.05)
+        await closed(channel)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await InferenceServiceStub(channel).Generate(GenerateRequest(text="hello")).read()
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -147,6 +171,24 @@ async def test_what_is_left_is_told_that_the_router_drains(tmp_path: Path) -> No
                 [_ async for _ in call]
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
         assert isinstance(translate(ended.value), Draining)
+        (timeline,) = d.cluster.stage.core.explanations.find("")
+        (attempt,) = timeline.explain.attempts
+        assert (timeline.explain.outcome, attempt.outcome) == ("DRAINING", "DRAINING")
+        await d.idle()
+
+
+async def test_what_a_client_cancels_is_no_handover(tmp_path: Path) -> None:
+    async with door(tmp_path) as d:
+        d.cluster.network.may_commit.clear()
+        generation = d.client.generate("hello", max_tokens=9)
+        running = asyncio.create_task(generation.text())
+        await until(lambda: d.cluster.network.num_commits_waiting == 1)
+        generation.cancel()
+        await asyncio.wait([running])
+        await until(lambda: bool(d.cluster.stage.core.explanations.find("")))
+        (timeline,) = d.cluster.stage.core.explanations.find("")
+        (attempt,) = timeline.explain.attempts
+        assert (timeline.explain.outcome, attempt.outcome) == ("CANCELLED", "CANCELLED")
         await d.idle()
 
 
@@ -180,7 +222,7 @@ async def test_b61_a_status_of_its_own_survives_the_stop(tmp_path: Path) -> None
         call = InferenceServiceStub(channel).Generate(GenerateRequest(text="hello", max_tokens=9))
         await until(lambda: len(d.cluster.stage.queue) == 1)
         draining = asyncio.create_task(inference.handover.drain(server.stop, LONG_S))
-        await asyncio.sleep(0.05)
+        await closed(channel)
         # One that goes first takes its place.
         first = asyncio.create_task(d.client.generate("hello", max_tokens=2, priority="high").text())
         async with asyncio.timeout(GUARD_S):

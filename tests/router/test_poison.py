@@ -78,6 +78,33 @@ async def test_a_worker_that_is_only_cut_off_has_not_died_of_it() -> None:
         assert await run.answer() == [70]
 
 
+@pytest.mark.usefixtures("quick_verdict")
+async def test_a_worker_that_was_only_cut_off_and_left_as_planned_later_has_not_died_of_it() -> None:
+    async with staged(resume_wait_s=30.0) as stage:
+        decode, run = await begun(stage)
+        worker = await stage.prefill("prefill-2")
+        command = await to_prefill(worker, decode)
+        worker.send(alone_step={"attempt_id": command.attempt_id})
+        await until(lambda: run.generation._suspicion.runs_alone)
+        stage.dialer.cut("prefill-2")
+        await decode.command("abort_if_uncommitted")
+        # It is back, leaves as it says, and is forgotten, all before anybody asks.
+        await until(lambda: worker.num_sessions == 2 and bool(stage.fleet.prefill_links()))
+        worker.send(heartbeat={"num_free_blocks": worker.num_blocks, "is_draining": True})
+        await until(lambda: not stage.fleet.prefill_links())
+        stage.kill("prefill-2")
+        await until(lambda: [link.name for link in stage.fleet.links] == ["decode-0"])
+        decode.gone(command.attempt_id)
+        await decode.command("release")
+        # The only loss in a step of its own that counts: twice would be needed.
+        await lost_alone(stage, decode, 3)
+        healthy = await stage.prefill("prefill-4")
+        again = await to_prefill(healthy, decode)
+        healthy.first_token(again, 70, end=True)
+        healthy.ended(again.attempt_id, finished=True)
+        assert await run.answer() == [70]
+
+
 async def test_a_death_beside_its_own_step_is_not_its_fault() -> None:
     async with staged(resume_wait_s=30.0) as stage:
         decode, run = await begun(stage)

@@ -156,7 +156,8 @@ class WorkerNode(Node):
             name=self.name, role=self.plan.role, incarnation=self.incarnation, address=f"{self.name}:1"
         )
         async with registering(self.registry(), info) as announcement:
-            await run_until(self._stop, self.worker.run(), drain=partial(self._drain, announcement))
+            services = (self.worker.run(), announcement.keep())
+            await run_until(self._stop, *services, drain=partial(self._drain, announcement))
         self._left()
 
     async def _drain(self, announcement: Announcement) -> None:

@@ -255,7 +255,8 @@ def rolling(seed: int) -> Plan:
             kind="retire",
             target=(name,),
             lasts_s=rng.uniform(0.1, 0.5),
-            amount=rng.choice((0.0, 1.0, 3.0)),
+            # The first of each role has no time at all, and hands over what it has.
+            amount=0.0 if name.endswith("0") else 3.0,
         )
         for index, name in enumerate(names)
     )

@@ -153,3 +153,11 @@ def test_nobody_there_is_exit_code_3_with_a_remedy(baton) -> None:
     assert (ran.code, ran.out) == (3, "")
     assert "127.0.0.1:1" in ran.err
     assert "baton up" in ran.err
+
+
+def test_a_worker_that_leaves_is_draining_and_says_what_it_still_holds(baton, cluster) -> None:
+    cluster.status.workers[0].state = "draining"
+    ran = baton("status", "--address", cluster.address)
+    row = rows_of(ran.out)["decode-0"]
+    assert (row[2], row[-3:]) == ("draining", ["3", "0", "-"])
+    assert "note: decode-0" not in ran.out

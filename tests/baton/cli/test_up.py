@@ -43,7 +43,7 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
     flags += ["--kv-cache-bytes=1000", "--port=1", "--admin-port=2", "--dashboard-port=3"]
     flags += ["--redis-url=redis://h/0", "--no-ray", f"--trace-file={tmp_path}", f"--log-dir={tmp_path}"]
     flags += ["--tls-cert=c", "--tls-key=k", "--tls-ca=a", "--tls-server-name=n", "--kv-transport=nixl"]
-    flags += ["--placement=disaggregated", "--routers=2", "--control-port=4"]
+    flags += ["--placement=disaggregated", "--routers=2", "--control-port=4", "--drain-s=7"]
     assert settings(baton, started, *flags, "--start-timeout-s=9") == ClusterConfig(
         prefill=2,
         decode=3,
@@ -66,6 +66,7 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
         tls_key="k",
         tls_ca="a",
         tls_server_name="n",
+        drain_s=7.0,
         start_timeout_s=9.0,
     )
 
@@ -90,6 +91,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(baton, started, t
         ("--dtype=int8", "dtype"),
         ("--port=70000", "port"),
         ("--placement=warm", "placement"),
+        ("--drain-s=-1", "drain_s"),
     ],
 )
 def test_a_bad_setting_is_exit_code_2_and_named(baton, started, flag, field) -> None:

@@ -20,6 +20,7 @@ class FakePool(PoolServiceServicer):
         self.asked: list[tuple[object, ...]] = []
         self.address = ""
         self.refusal = ""
+        self.drained = PoolWorker()
 
     async def ListWorkers(self, request, context):  # noqa: N802
         return ListWorkersResponse(workers=self.workers, dashboard_url="http://ray", ray_silent_ms=7)
@@ -32,7 +33,7 @@ class FakePool(PoolServiceServicer):
 
     async def Drain(self, request, context):  # noqa: N802
         self.asked.append(("drain", request.name, request.dry_run, request.force))
-        return DrainResponse(num_others=4)
+        return DrainResponse(worker=self.drained, num_others=4)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.cluster import restart_policy
 from baton.cluster.config import ClusterConfig
 from baton.cluster.control import ControlClient
 from baton.cluster.control_service import ControlService
@@ -18,7 +19,7 @@ from baton.cluster.guard import Guard
 from baton.cluster.pool_link import PoolLink
 from baton.cluster.role_process import RoleProcess, RoleSpec
 from baton.cluster.supervisor import Supervisor
-from baton.errors import InvalidRequest
+from baton.errors import InvalidRequest, Unavailable
 from baton.rpc import open_channel
 from baton.v1 import common_pb2, pool_service_pb2
 from baton.v1.admin_service_pb2 import GetClusterStatusResponse, PairState, WorkerStatus
@@ -27,6 +28,7 @@ from tests.baton.cluster.fake_pool import FakePool, serving
 
 PREFILL, DECODE = common_pb2.ROLE_PREFILL, common_pb2.ROLE_DECODE
 FOREVER = "import signal; signal.pause()"
+FAILING = "raise SystemExit(1)"
 
 
 class Routers:
@@ -54,10 +56,13 @@ class Routers:
 
 
 class Rig:
-    def __init__(self, fleet: Fleet, supervisor: Supervisor, routers: Routers) -> None:
+    def __init__(
+        self, fleet: Fleet, supervisor: Supervisor, routers: Routers, make_process: Callable[..., RoleProcess]
+    ) -> None:
         self.fleet = fleet
         self.supervisor = supervisor
         self.routers = routers
+        self.make_process = make_process
 
     @property
     def names(self) -> set[str]:
@@ -71,8 +76,8 @@ async def rig(
     routers = Routers()
     async with Guard() as guard:
 
-        def process(role: str, index: int) -> RoleProcess:
-            spec = RoleSpec(name=f"{role}-{index}", role=role, command=("-I", "-S", "-c", FOREVER))
+        def process(role: str, index: int, script: str = FOREVER) -> RoleProcess:
+            spec = RoleSpec(name=f"{role}-{index}", role=role, command=("-I", "-S", "-c", script))
             return RoleProcess(spec, tmp_path / spec.name, guard)
 
         processes = [process(name.partition("-")[0], int(name.partition("-")[2])) for name in names]
@@ -91,7 +96,7 @@ async def rig(
         task = asyncio.create_task(supervisor.run())
         await until(lambda: len(supervisor.pids) == len(names))
         try:
-            yield Rig(fleet, supervisor, routers)
+            yield Rig(fleet, supervisor, routers, process)
         finally:
             await fleet.close()
             task.cancel()
@@ -131,6 +136,44 @@ async def test_one_that_is_given_up_goes_first(tmp_path: Path) -> None:
 async def test_as_many_as_there_are_changes_nothing(tmp_path: Path) -> None:
     async with rig(tmp_path, "prefill-0") as on:
         assert await on.fleet.scale(PREFILL, 1) == ScaleResponse()
+
+
+async def give_up(on: Rig, name: str) -> None:
+    """As the supervisor leaves a process that it has given up: dead, with nobody who keeps it."""
+    await on.supervisor.remove(name, 5.0)
+    await on.supervisor.add(on.make_process("decode", int(name.rpartition("-")[2]), FAILING))
+    await until(lambda: on.supervisor.life(name).state == "failed")
+
+
+async def test_those_that_were_given_up_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(restart_policy, "LONGEST_PAUSE_S", 0.02)
+    async with rig(tmp_path, "decode-0", "decode-1") as on:
+        await give_up(on, "decode-1")
+        assert list((await on.fleet.scale(DECODE, 2)).added) == ["decode-1"]
+        assert on.supervisor.life("decode-1").state == "running"
+        assert set(on.supervisor.pids) == {"decode-0", "decode-1"}
+        # Beside new ones, and with a full count of deaths.
+        await give_up(on, "decode-0")
+        assert list((await on.fleet.scale(DECODE, 3)).added) == ["decode-0", "decode-2"]
+        assert set(on.supervisor.pids) == {"decode-0", "decode-1", "decode-2"}
+
+
+async def test_a_fleet_that_is_closed_changes_no_more(tmp_path: Path) -> None:
+    async with rig(tmp_path, "decode-0", "decode-1") as on:
+        scaling = asyncio.create_task(on.fleet.scale(DECODE, 3))
+        await asyncio.sleep(0)
+        await on.fleet.close()
+        # What had begun is over, so that whoever stops the supervisor stops all of it.
+        assert scaling.done()
+        assert "decode-2" in on.supervisor.pids
+        with pytest.raises(Unavailable, match="this cluster ends"):
+            await on.fleet.scale(DECODE, 4)
+        with pytest.raises(Unavailable, match="this cluster ends"):
+            await on.fleet.drain("decode-0", dry_run=False, force=False)
+        assert on.fleet.names == {"decode-0", "decode-1", "decode-2"}
 
 
 @pytest.mark.parametrize("number", [0, 65])
@@ -215,7 +258,7 @@ async def test_rays_workers_are_the_pools_and_the_others_are_not(tmp_path: Path)
         name="decode-3", role=DECODE, state=pool_service_pb2.POOL_WORKER_STATE_SERVING, runner="ray"
     )
     ready_file = tmp_path / "pool.json"
-    link = PoolLink(ready_file, lambda: 1, ["decode-3"], open_channel)
+    link = PoolLink(ready_file, lambda: 1, {"decode": 1}, open_channel, keep=lambda _: None)
     async with (
         serving(FakePool(actor), ready_file) as pool,
         rig(tmp_path, "prefill-0", "prefill-1", pool=link) as on,

@@ -34,7 +34,7 @@ def test_an_actor_that_dies_and_comes_back() -> None:
         [worker("RESTARTING", pid=0, reason="its process is gone")],
         [worker("STARTING", pid=2)],
         [worker("SERVING", pid=2)],
-    ) == ["decode-0 died; it is started again: its process is gone", "decode-0 is back (process 2)"]
+    ) == ["decode-0 is started again: its process is gone", "decode-0 is back (process 2)"]
 
 
 def test_a_return_between_two_looks_is_told_too() -> None:
@@ -70,6 +70,16 @@ def test_those_that_come_and_go() -> None:
         "decode-1 has left",
         "decode-1 serves (process 3)",
     ]
+
+
+def test_workers_that_cannot_be_looked_at_are_told_once_for_each_reason() -> None:
+    news = FleetNews()
+    seen = ListWorkersResponse(workers=[worker("SERVING")])
+    assert news.unknown("no certificate") == ["no news of the workers: no certificate"]
+    assert news.unknown("no certificate") == []
+    assert news.unknown("no router") == ["no news of the workers: no router"]
+    assert news.lines(seen) == []
+    assert news.unknown("no router") == ["no news of the workers: no router"]
 
 
 def test_a_silent_ray_is_told_once() -> None:

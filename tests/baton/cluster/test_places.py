@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from baton.cluster.config import ClusterConfig
-from baton.cluster.places import Places, Ports
+from baton.cluster.places import Places, Ports, make_logs
+from baton.cluster.role_settings import RoleSettings
 from baton.errors import ConfigError
 
 ANY = {"port": 0, "admin_port": 0, "control_port": 0, "dashboard_port": 0}
@@ -21,7 +22,9 @@ PORTS = Ports(
 
 def made(config: ClusterConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Places:
     monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path / "cache"))
-    places = Places.make(config, PORTS, "redis://127.0.0.1:1", "")
+    places = Places.make(
+        PORTS, "redis://127.0.0.1:1", logs=make_logs(config), config_file="", role_settings=RoleSettings()
+    )
     shutil.rmtree(places.ray_dir)
     return places
 
@@ -34,6 +37,13 @@ def test_the_folder_of_the_logs_is_its_owners(
     places = made(config, monkeypatch, tmp_path)
     assert places.logs.is_relative_to(tmp_path)
     assert stat.S_IMODE(places.logs.stat().st_mode) == 0o700
+
+
+def test_logs_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be made: Not a directory") as caught:
+        make_logs(ClusterConfig(log_dir=str(tmp_path / "file" / "logs")))
+    assert caught.value.field == "log_dir"
 
 
 def test_each_router_has_two_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,17 @@ def ready_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def link(ready_file: Path) -> PoolLink:
-    return PoolLink(ready_file, lambda: 1, ["prefill-0", "decode-0"], open_channel)
+def kept() -> list[dict[str, int]]:
+    """How many workers the next start of the pool was to have, each time that changed."""
+    return []
+
+
+@pytest.fixture
+def link(ready_file: Path, kept: list[dict[str, int]]) -> PoolLink:
+    counts = {"prefill": 1, "decode": 1}
+    return PoolLink(
+        ready_file, lambda: 1, counts, open_channel, keep=lambda counts: kept.append(dict(counts))
+    )
 
 
 async def test_before_it_has_started_its_workers_are_being_placed(link: PoolLink) -> None:
@@ -70,3 +79,73 @@ async def test_what_it_refuses_is_refused_in_its_words(link: PoolLink, ready_fil
         with pytest.raises(InvalidRequest, match="no room for 3") as caught:
             await link.scale(common_pb2.ROLE_DECODE, 3)
     assert caught.value.field == "num_workers"
+
+
+def worker(name: str, state: str = "SERVING", *, reason: str = "") -> PoolWorker:
+    role = common_pb2.Role.Value(f"ROLE_{name.partition('-')[0].upper()}")
+    value = pool_service_pb2.PoolWorkerState.Value(f"POOL_WORKER_STATE_{state}")
+    return PoolWorker(name=name, role=role, state=value, reason=reason, runner="ray")
+
+
+async def test_a_pool_that_starts_again_shall_have_as_many_as_were_wanted_last(
+    link: PoolLink, ready_file: Path, kept: list[dict[str, int]]
+) -> None:
+    async with serving(FakePool(worker("prefill-0"), worker("decode-0")), ready_file) as pool:
+        await link.list_workers()
+        assert kept == []
+        await link.scale(common_pb2.ROLE_DECODE, 3)
+        assert kept == [{"prefill": 1, "decode": 3}]
+        pool.drained = worker("decode-0")
+        await link.drain("decode-0", dry_run=True, force=False)
+        assert len(kept) == 1
+        await link.drain("decode-0", dry_run=False, force=False)
+        assert kept[1:] == [{"prefill": 1, "decode": 2}]
+        # Twice the same one.
+        pool.drained = worker("decode-0", "DRAINING")
+        await link.drain("decode-0", dry_run=False, force=False)
+        assert len(kept) == 2
+        # A pool that is told to end drains all of them, and is started again with as many.
+        pool.workers = [worker("prefill-0", "DRAINING")]
+        await link.list_workers()
+    await link.list_workers()
+    assert len(kept) == 2
+
+
+async def test_what_there_is_no_room_for_is_not_waited_for_at_the_pools_next_start(
+    link: PoolLink, ready_file: Path, kept: list[dict[str, int]]
+) -> None:
+    waiting = worker("decode-1", "PLACING", reason="no node has GPU 1 free")
+    first = [worker("prefill-0"), worker("decode-0")]
+    async with serving(FakePool(*first, worker("decode-1", "PLACING")), ready_file) as pool:
+        await link.scale(common_pb2.ROLE_DECODE, 2)
+        pool.workers[-1] = waiting
+        await link.list_workers()
+        pool.workers[-1] = worker("decode-1")
+        await link.list_workers()
+        pool.workers[-1] = waiting
+        await link.list_workers()
+    assert [counts["decode"] for counts in kept] == [2, 1, 2, 1]
+
+
+async def test_what_the_last_pool_had_no_room_for_is_not_wanted_of_the_next(
+    ready_file: Path, kept: list[dict[str, int]]
+) -> None:
+    pids = [1]
+    link = PoolLink(ready_file, lambda: pids[0], {"decode": 2}, open_channel, keep=kept.append)
+    pool = FakePool(worker("decode-0"), worker("decode-1", "PLACING", reason="no node has GPU 1 free"))
+    async with serving(pool, ready_file):
+        await link.list_workers()
+    pids[0], pool.workers = 2, [worker("decode-0")]
+    async with serving(pool, ready_file, pid=2):
+        await link.list_workers()
+    assert kept == [{"decode": 1}]
+
+
+async def test_a_role_whose_last_worker_was_drained_has_one_after_a_new_start(
+    link: PoolLink, ready_file: Path, kept: list[dict[str, int]]
+) -> None:
+    async with serving(FakePool(worker("prefill-0")), ready_file) as pool:
+        pool.drained = worker("decode-0")
+        await link.drain("decode-0", dry_run=False, force=True)
+        await link.scale(common_pb2.ROLE_PREFILL, 2)
+    assert kept == [{"prefill": 2, "decode": 1}]

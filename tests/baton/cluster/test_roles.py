@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.cluster import local_cluster
 from baton.cluster.config import ClusterConfig
 from baton.cluster.places import Places, Ports
 from baton.cluster.role_process import RoleSpec
@@ -145,6 +146,27 @@ def test_one_pool_places_all_decode_workers_on_ray(places) -> None:
     assert (pool.control_port, pool.drain_s, pool.ready_file) == (0, 5.0, str(places.ready_file))
     assert spec.logs == (places.logs / "decode-0.log", places.logs / "decode-1.log")
     assert [spec.name for spec in worker_specs(config, places)] == ["pool", "prefill-0"]
+
+
+def test_a_pool_that_starts_again_may_have_other_numbers_of_the_same_workers(places) -> None:
+    config = ClusterConfig(decode=1, prefill=1, prefill_on="ray", kv_memory_fraction=0.4)
+    first = pool_spec(config, places)
+    spec = pool_spec(config, places, {"prefill": 2, "decode": 3})
+    pool = read(spec, PoolConfig, "pool")
+    assert (pool.prefill, pool.decode) == (2, 3)
+    assert len(spec.logs) == 5
+    assert spec.environment == first.environment
+
+
+def test_the_supervisor_has_more_patience_than_the_pool(places) -> None:
+    # What a pool may take: all its drains, then Ray's own end.
+    from baton.pool.life import EXTRA_GRACE_S
+    from baton.pool.ray_runtime import SHUTDOWN_WITHIN_S
+    from baton.pool.serve import CLOSE_S
+
+    beyond_drain_s = local_cluster.EXTRA_GRACE_S + pool_spec(ClusterConfig(), places).extra_grace_s
+    assert beyond_drain_s > CLOSE_S + SHUTDOWN_WITHIN_S
+    assert CLOSE_S > EXTRA_GRACE_S
 
 
 def test_the_pool_may_place_prefill_workers_too(places) -> None:

@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -164,6 +165,45 @@ async def test_a_child_that_ignores_the_request_is_killed(tmp_path: Path) -> Non
         assert not stubborn.is_running
 
 
+async def test_a_role_may_have_more_grace_than_the_others(tmp_path: Path) -> None:
+    script = (
+        "import signal, sys\n"
+        "def end(*_): print('in order', flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end); print('up', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    async with Guard() as guard:
+        slow = RoleProcess(
+            RoleSpec(name="pool", role="pool", command=("-I", "-S", "-c", script), extra_grace_s=20.0),
+            tmp_path / "pool.log",
+            guard,
+        )
+        await slow.start()
+        await until(lambda: "up" in slow.log_file.read_text())
+        await slow.stop(grace_s=0.0)
+        assert slow.log_file.read_text().endswith("in order\n")
+
+
+async def test_another_spec_holds_from_the_next_start(tmp_path: Path) -> None:
+    async with Guard() as guard:
+        process = child("pool", "print('first')", tmp_path, guard)
+        await process.start()
+        await process.wait()
+        process.spec = replace(process.spec, command=("-I", "-S", "-c", "print('second')"))
+        await process.start()
+        await process.wait()
+        assert process.log_file.read_text().split() == ["first", "second"]
+
+
+async def test_a_child_that_cannot_be_added_leaves_no_trace(tmp_path: Path) -> None:
+    async with Guard() as guard:
+        first = child("decode-0", FOREVER, tmp_path, guard, role="decode")
+        async with running(first, reports=[]) as (supervising, _):
+            with pytest.raises(FileNotFoundError):
+                await supervising.add(child("decode-1", FOREVER, tmp_path / "no" / "folder", guard))
+            assert supervising.names == ["decode-0"]
+
+
 async def test_what_a_dead_child_left_behind_is_killed(tmp_path: Path) -> None:
     script = "import os, signal\npid = os.fork()\nif pid: print(pid, flush=True)\nsignal.pause()\n"
     async with Guard() as guard:
@@ -244,7 +284,7 @@ async def test_a_removed_child_drains_and_does_not_come_back(tmp_path: Path) -> 
             supervising.is_settled = True
             await until(lambda: "up" in leaving.log_file.read_text())
             removing = asyncio.create_task(supervising.remove("decode-0", 5.0))
-            await until(lambda: supervising.life("decode-0").state == "draining" or removing.done())
+            await until(lambda: removing.done() or supervising.life("decode-0").state == "draining")
             assert supervising.staying("prefill") == ["decode-1"]
             await removing
             assert supervising.names == ["decode-1"]

@@ -81,6 +81,7 @@ class PlayedRuntime:
     drain_s: float | None = 0.5
     broken: str = ""
     silent_s: float = 0.0
+    reserve_s: float = 0.0
     is_gone: bool = False
     workers: dict[str, PlayedWorker] = field(default_factory=dict)
     groups: dict[str, tuple[Target, str | None]] = field(default_factory=dict)
@@ -105,6 +106,7 @@ class PlayedRuntime:
         ]
 
     async def reserve(self, name: str, ask: Ask, target: Target) -> str:
+        await asyncio.sleep(self.reserve_s)
         group = f"{name}/{next(self.ids)}"
         self.groups[group] = (target, None)
         return group

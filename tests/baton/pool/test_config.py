@@ -12,10 +12,12 @@ from baton.pool.config import PoolConfig
     [
         ("decode", {"decode": -1}),
         ("decode", {"decode": 0}),
+        ("decode", {"decode": 1_025}),
         ("prefill", {"prefill": -1}),
         ("strategy", {"strategy": "NEAR"}),
         ("ray_dir", {"ray_dir": "/tmp/" + "x" * 26}),
         ("unhealthy_s", {"unhealthy_s": 0.0}),
+        ("start_timeout_s", {"start_timeout_s": 0.0}),
         ("placement_timeout_s", {"placement_timeout_s": 0.0}),
         ("keep_workers", {"keep_workers": True}),
         ("decode_cpus", {"decode_cpus": 0.0, "ray_address": "10.0.0.1:6379"}),
@@ -44,6 +46,22 @@ def test_on_a_local_ray_a_worker_asks_for_a_slot_and_on_a_cluster_for_a_cpu() ->
     assert PoolConfig().ask("decode").resources == {"baton_decode": 1.0}
     assert PoolConfig().ask("prefill").resources == {"baton_prefill": 1.0}
     assert PoolConfig(ray_address="10.0.0.1:6379").ask("decode").resources == {"CPU": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "when_asked", "otherwise"),
+    [
+        ({}, False, False),
+        ({"ray_address": "10.0.0.1:6379"}, False, True),
+        ({"ray_address": "10.0.0.1:6379", "keep_workers": True}, True, True),
+    ],
+)
+def test_workers_of_a_cluster_outlive_a_pool_that_fails(
+    settings, *, when_asked: bool, otherwise: bool
+) -> None:
+    config = PoolConfig(**settings)
+    assert config.leaves_workers(is_asked=True) is when_asked
+    assert config.leaves_workers(is_asked=False) is otherwise
 
 
 def test_each_role_has_needs_of_its_own() -> None:

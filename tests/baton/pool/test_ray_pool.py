@@ -192,7 +192,7 @@ async def test_the_last_worker_is_not_drained(pool) -> None:
     await pool.until(serving("decode-0", "decode-1"))
     ask = pool_service_pb2.DrainRequest(name="decode-1", dry_run=True)
     told = await pool.stub.Drain(ask)
-    assert (told.worker.name, told.num_others, told.grace_ms) == ("decode-1", 1, 1000)
+    assert (told.worker.name, told.num_others, told.grace_ms) == ("decode-1", 1, 11_000)
     ask.dry_run = False
     await pool.stub.Drain(ask)
     await pool.until(serving("decode-0"))
@@ -284,9 +284,17 @@ async def test_the_next_pool_takes_the_workers_of_a_cluster_over(pool, tmp_path)
     assert [worker.pid for worker in after.values()] == [worker.pid for worker in before.values()]
     # Another place for their logs is another setting; the third pool keeps nothing.
     async with running(tmp_path / "third", "", *flags) as third:
+        fourth = start(tmp_path / "fourth", *flags)
         renewed = await third.until(
             lambda now: serving(*before)(now) and all(worker.num_restarts == 1 for worker in now.values())
         )
+        # Two pools would each keep the same workers.
+        assert await asyncio.to_thread(fourth.wait, PATIENCE_S) == 1
+        told = f"namespace kept of this Ray cluster has a pool already: process {third.facts['pid']} on"
+        assert told in (tmp_path / "fourth" / "log").read_text()
+        assert [worker.pid for worker in (await third.workers()).values()] == [
+            worker.pid for worker in renewed.values()
+        ]
     assert not {worker.pid for worker in renewed.values()} & {worker.pid for worker in before.values()}
     assert [name for name in (await pool.held())["groups"] if name.startswith("kept/")] == []
 

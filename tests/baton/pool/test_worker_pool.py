@@ -3,66 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import gc
+import weakref
 from itertools import pairwise
 
 import pytest
 
 from baton.errors import InvalidRequest, Unavailable
 from baton.health import WorkerHealth
-from baton.pool.config import PoolConfig
-from baton.pool.placing import Ask
-from baton.pool.runtime import FoundWorker
 from baton.pool.state import State
-from baton.pool.worker_pool import WorkerPool
+from tests.baton.pool.played_pool import member, new_pool, running, states
 from tests.baton.pool.played_runtime import PlayedRuntime
-from tests.idle_role import IdleConfig, IdlePool
 from tests.timed_worker import virtually
-
-
-class SlotConfig(PoolConfig):
-    """Asks the played nodes for a slot."""
-
-    def ask(self, role: str):
-        return Ask(resources={"slot": 1.0})
-
-
-def new_pool(runtime: PlayedRuntime, **settings) -> WorkerPool:
-    config = SlotConfig(**{"drain_s": 5.0, **settings})
-    return IdlePool(config, IdleConfig(), runtime, random.Random(1))
-
-
-@asynccontextmanager
-async def running(number: int, runtime: PlayedRuntime, **settings) -> AsyncIterator[WorkerPool]:
-    """A started pool; at the end nothing is left of it."""
-    pool = new_pool(runtime, **settings)
-    await pool.start(number)
-    keeping = asyncio.create_task(pool.run())
-    try:
-        yield pool
-    finally:
-        keeping.cancel()
-        await pool.close()
-        await asyncio.gather(keeping, return_exceptions=True)
-    assert (list(pool.members), runtime.groups) == ([], {})
-
-
-def states(pool: WorkerPool) -> dict[str, State]:
-    return {member.name: member.state for member in pool.members}
-
-
-def member(pool: WorkerPool, name: str):
-    return next(member for member in pool.members if member.name == name)
-
-
-@virtually
-async def test_it_starts_when_its_workers_do() -> None:
-    async with running(2, PlayedRuntime(start_s=30.0)) as pool:
-        assert asyncio.get_running_loop().time() >= 30.0
-        await asyncio.sleep(1.0)
-        assert states(pool) == {"decode-0": State.SERVING, "decode-1": State.SERVING}
 
 
 @virtually
@@ -115,31 +67,6 @@ async def test_a_pool_without_a_worker_that_can_be_kept_ends() -> None:
 
 
 @virtually
-async def test_a_wrong_setting_is_reported_at_the_start_and_not_retried() -> None:
-    runtime = PlayedRuntime(broken="ModelError: no config.json")
-    pool = new_pool(runtime)
-    with pytest.raises(Unavailable, match="decode-0 cannot serve: ModelError"):
-        await pool.start(1)
-    await pool.close()
-    assert (runtime.log, runtime.groups) == (["start decode-0"], {})
-
-
-@virtually
-async def test_without_room_the_start_says_what_is_missing() -> None:
-    runtime = PlayedRuntime(slots={"n1": 1, "n2": 0})
-    pool = new_pool(runtime, placement_timeout_s=30.0)
-    with pytest.raises(Unavailable) as caught:
-        await pool.start(3)
-    assert caught.value.message == (
-        "Ray found no room for decode-1, decode-2 within 30 s: it asks for slot 1 (PACK); "
-        "n1 has slot 0 of 8 free; n2 has slot 0 of 8 free; start fewer workers, ask for less, or add nodes"
-    )
-    assert 30.0 <= asyncio.get_running_loop().time() < 32.0
-    await pool.close()
-    assert runtime.groups == {}
-
-
-@virtually
 async def test_a_later_worker_waits_for_room_and_says_so() -> None:
     runtime = PlayedRuntime(slots={"n1": 1})
     async with running(1, runtime) as pool:
@@ -181,9 +108,10 @@ async def test_scaling_down_removes_the_youngest_and_up_takes_free_numbers() -> 
         assert pool.scale(3) == (["decode-4"], [])
         await asyncio.sleep(3.0)
         assert list(states(pool)) == ["decode-0", "decode-1", "decode-4"]
-        with pytest.raises(InvalidRequest) as caught:
-            pool.scale(0)
-        assert caught.value.field == "num_workers"
+        for number in (0, 1_025):
+            with pytest.raises(InvalidRequest) as caught:
+                pool.scale(number)
+            assert caught.value.field == "num_workers"
 
 
 @virtually
@@ -313,53 +241,65 @@ async def test_without_ray_the_pool_lives_as_long_as_its_last_worker() -> None:
 
 
 @virtually
-async def test_workers_of_an_earlier_pool_are_taken_over_and_renewed_one_by_one_if_outdated() -> None:
-    runtime = PlayedRuntime(start_s=2.0)
-    first = new_pool(runtime)
-    await first.start(3)
-    handles = dict(runtime.workers)
-    await first.close(is_kept=True)
-    assert list(first.members) == []
-    assert not any(worker.is_killed for worker in handles.values())
-    runtime.left = [FoundWorker(handle=worker, facts=await worker.facts()) for worker in handles.values()]
+async def test_a_worker_that_hangs_while_it_starts_again_is_replaced() -> None:
+    runtime = PlayedRuntime(start_s=0.0)
+    async with running(2, runtime, start_timeout_s=600.0) as pool:
+        await asyncio.sleep(1.0)
+        first, runtime.start_s = runtime.workers["decode-0"], 1e6
+        first.die()
+        await asyncio.sleep(10.0)
+        hanging, runtime.start_s = runtime.workers["decode-0"], 0.0
+        assert hanging is not first
+        await asyncio.sleep(600.0)
+        assert (hanging.is_killed, states(pool)["decode-0"]) == (True, State.SERVING)
 
-    second = new_pool(runtime)
-    await second.start(3)
-    assert runtime.workers == handles
-    assert not any(worker.num_drains for worker in handles.values())
-    await second.close(is_kept=True)
 
-    third = new_pool(runtime, log_dir="/elsewhere")
-    await third.start(3)
-    keeping = asyncio.create_task(third.run())
-    served = []
-    while (
-        any(worker.num_drains == 0 or not worker.is_killed for worker in handles.values())
-        or len(served) < 300
-    ):
-        served.append(sum(state is State.SERVING for state in states(third).values()))
-        await asyncio.sleep(0.1)
-    assert min(served[20:]) == 2
-    assert [member.num_restarts for member in third.members] == [1, 1, 1]
-    keeping.cancel()
-    await third.close()
-    assert runtime.groups == {}
+def test_the_log_tells_a_drain_that_failed_and_a_planned_start_from_a_death(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    runtime = PlayedRuntime(start_s=0.0, drain_s=None)
+
+    @virtually
+    async def play() -> None:
+        async with running(2, runtime, drain_s=5.0) as pool:
+            await asyncio.sleep(1.0)
+            runtime.workers["decode-0"].leave()
+            await asyncio.sleep(1.0)
+            runtime.workers["decode-0"].die("out of memory")
+            await asyncio.sleep(1.0)
+            pool.drain(member(pool, "decode-1"), dry_run=False, force=False)
+            await asyncio.sleep(20.0)
+            runtime.workers["decode-0"].leave()
+
+    play()
+    lines = [(record.levelname, record.msg) for record in caplog.records]
+    told = [
+        (level, line["worker"], line["reason"])
+        for level, line in lines
+        if line["event"] in ("worker starts again", "worker is killed")
+    ]
+    assert told[:3] == [
+        ("INFO", "decode-0", "it left after a signal, or for new settings"),
+        ("WARNING", "decode-0", "out of memory"),
+        ("WARNING", "decode-1", "it has not left in 15 s"),
+    ]
 
 
 @virtually
-async def test_too_many_workers_of_an_earlier_pool_are_drained() -> None:
+async def test_a_worker_that_was_given_up_is_forgotten_when_it_is_tried_again() -> None:
     runtime = PlayedRuntime(start_s=0.0)
-    first = new_pool(runtime)
-    await first.start(3)
-    runtime.left = [
-        FoundWorker(handle=worker, facts=await worker.facts()) for worker in runtime.workers.values()
-    ]
-    await first.close(is_kept=True)
-    second = new_pool(runtime)
-    await second.start(1)
-    await asyncio.sleep(3.0)
-    assert states(second) == {"decode-0": State.SERVING}
-    await second.close()
+    async with running(2, runtime) as pool:
+        runtime.broken = "out of memory"
+        runtime.workers["decode-0"].die()
+        await asyncio.sleep(60.0)
+        given_up = weakref.ref(member(pool, "decode-0"))
+        assert given_up().state is State.FAILED
+        runtime.broken = ""
+        pool.scale(2)
+        await asyncio.sleep(2.0)
+        gc.collect()
+        assert given_up() is None
 
 
 def test_a_workers_repr_shows_no_password() -> None:

@@ -1,0 +1,36 @@
+"""A prefill worker from its model to its end: what was loaded is closed, whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from baton.models import ModelDir
+from prefill_worker import serve
+from prefill_worker.config import PrefillConfig
+from tests.fakes import FINGERPRINT
+
+
+async def test_the_engine_is_closed_where_what_follows_it_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = []
+
+    async def close() -> None:
+        closed.append(True)
+
+    async def start(*_: Any) -> Any:
+        return SimpleNamespace(close=close, cache=None)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(ModelDir, "open", lambda _: SimpleNamespace(fingerprint=lambda: FINGERPRINT))
+    monkeypatch.setattr(serve.Engine, "start", start)
+    monkeypatch.setattr(serve, "reader_of", fail)
+    with pytest.raises(OSError, match="no space left"):
+        await serve.serve(PrefillConfig(model="any"), asyncio.Event())
+    assert closed == [True]
