@@ -63,12 +63,26 @@ async def asking(redis: Redis, answer: Awaitable[ResultT]) -> ResultT:
 
     After any error the idle connections are closed, so the next command looks up its address again: a
     former primary that refuses to write keeps its connections open, and would be asked for ever.
+
+    A cancellation is always heard. redis-py sends under asyncio.wait_for, which up to Python 3.11 forgets one
+    that comes just when the sending is done; whoever polls would go on for ever.
     """
+    num_cancels = _num_cancels()
     try:
         async with asyncio.timeout(_COMMAND_S):
-            return await answer
+            found = await answer
     except (RedisError, OSError) as error:
         await redis.connection_pool.disconnect(inuse_connections=False)
+        if _num_cancels() > num_cancels:
+            raise asyncio.CancelledError from None
         # Redis's messages name host and port, never the password.
         message = f"Redis does not answer as it should: {type(error).__name__}: {error}"
         raise Unavailable(message) from None
+    if _num_cancels() > num_cancels:
+        raise asyncio.CancelledError
+    return found
+
+
+def _num_cancels() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
