@@ -36,7 +36,7 @@ class Strike:
 
     edge: what it struck.  lifted_at: it was over.  whole_at: what it struck was of use again.
     answers_at: answers had come since.
-    detected_s: from its beginning until somebody knew; None if nobody ever did, as of a short stop.
+    detected_s: from its beginning until somebody knew; None if nobody did before that was whole.
     """
 
     kind: str
@@ -153,6 +153,9 @@ class Storm:
             message = f"{fault.kind} of {_words(edge)}: not whole within {WHOLE_WITHIN_S:g} s, or no answers"
             raise TimeoutError(message) from None
         noticed_at = fault.noticed_at(self.rig, self.load, edge, begun_at)
+        if noticed_at is not None and noticed_at > whole_at:
+            # That may be the next fault of the same victim.
+            noticed_at = None
         self.strikes.append(
             Strike(
                 kind=fault.kind,
