@@ -35,7 +35,7 @@ KEEPALIVE_INTERVAL_MS: Final = 30_000
 PING_TIMEOUT_MS: Final = 60_000
 # Nothing but pings tells a client that its router is stopped or cut off: it finds out after both together.
 ROUTER_PING_INTERVAL_MS: Final = 1_000
-ROUTER_PING_TIMEOUT_MS: Final = 2_000
+ROUTER_PING_TIMEOUT_MS: Final = 1_500
 
 # Both ends stand in one table because they must fit: a server whose default of one ping per 300 s
 # stayed in force would close, with "too_many_pings", every connection on which a long prefill is silent.
@@ -154,7 +154,7 @@ def open_channel(
 def open_router_channel(
     target: str, *, credentials: grpc.ChannelCredentials | None = None
 ) -> grpc.aio.Channel:
-    """A client's channel to a router: it breaks within 3 s of the last word from there.
+    """A client's channel to a router: it breaks within 2.5 s of the last word from there.
 
     A router that works but has nothing to say answers pings. Arguments are open_channel()'s.
     """
