@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from baton.errors import ConfigError, Draining
+from baton.errors import ConfigError, Draining, InvalidRequest
 from baton.logs import get_logger
 
 # A router leaves as soon as it knows that it has nothing here; one that does not is not waited for.
@@ -22,6 +22,15 @@ def check_drain(drain_s: float) -> None:
     """Raises ConfigError unless it is a number of seconds that one can wait."""
     if not 0 <= drain_s < float("inf"):
         raise ConfigError(f"drain_s is {drain_s}; it must be 0 or more", field="drain_s")
+
+
+def last_of_role(role: str, name: str) -> InvalidRequest:
+    """Why the last worker of a role that serves is not drained, in the same words whoever runs it."""
+    return InvalidRequest(
+        f"no other {role} worker serves: without {name} there would be none; scale up first, or drain it "
+        "with force (`baton drain --force`)",
+        field="force",
+    )
 
 
 class Drain:

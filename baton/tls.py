@@ -63,8 +63,9 @@ class TlsFiles:
         given = {name: getattr(self, name) for name in ("cert", "key", "ca")}
         missing = [f"tls_{name}" for name, path in given.items() if not path]
         if missing and (len(missing) < len(given) or self.server_name):
+            verb = "is" if len(missing) == 1 else "are"
             raise ConfigError(
-                f"TLS needs tls_cert, tls_key and tls_ca, but {' and '.join(missing)} is not set; "
+                f"TLS needs tls_cert, tls_key and tls_ca, but {' and '.join(missing)} {verb} not set; "
                 "set all three, or none and no tls_server_name for plain text",
                 field=missing[0],
             )

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from baton.cli import worker_words
 from baton.cli.fleet_wait import wait_for
-from baton.cli.options import DEFAULT_CONTROL, ControlAddress, NoWait, with_tls
+from baton.cli.options import DEFAULT_CONTROL, AsJson, ControlAddress, NoWait, with_tls
 from baton.cli.worker_words import count, duration, role_name, state_name
 from baton.cluster.control import ControlClient
 from baton.tls import TlsFiles
 from baton.v1 import pool_service_pb2
-from baton.v1.pool_service_pb2 import DrainResponse, PoolWorker
+from baton.v1.pool_service_pb2 import DrainRequest, DrainResponse, PoolWorker
 
 # Beyond the grace that the other end states: what it takes to notice, and to ask.
 _EXTRA_S = 10.0
@@ -31,6 +33,11 @@ def drain(
     address: ControlAddress = DEFAULT_CONTROL,
     tls: TlsFiles,
     no_wait: NoWait = False,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(help="Longest wait.", show_default=f"{_EXTRA_S:g} s beyond what it may take"),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Let a worker end what it has, then remove it: there is one less of its role from then on.
 
@@ -38,20 +45,47 @@ def drain(
     code 1: it is still there; 2: there is no such worker, or it is the last; 3: nothing answers at the
     address.
     """
-    asyncio.run(_drain(name, address, tls, dry_run=dry_run, force=force, wait=not no_wait))
+    asyncio.run(
+        _drain(
+            partial(ControlClient, address, opener=tls.opener()),
+            DrainRequest(name=name, dry_run=dry_run, force=force),
+            wait=not (dry_run or no_wait),
+            timeout_s=timeout_s,
+            as_json=as_json,
+        )
+    )
 
 
-async def _drain(name: str, address: str, tls: TlsFiles, *, dry_run: bool, force: bool, wait: bool) -> None:
-    async with ControlClient(address, opener=tls.opener()) as control:
-        response = await control.drain(name, dry_run=dry_run, force=force)
-        for line in described(response, dry_run=dry_run):
-            typer.echo(line)
-        if dry_run or not wait:
-            return
-        still_open = partial(still_there, response.worker)
-        timeout_s = response.grace_ms / 1000 + _EXTRA_S
-        await wait_for(control, still_open, timeout_s=timeout_s, console=Console(stderr=True))
-    typer.echo(f"{name} is gone")
+async def _drain(
+    connect: Callable[[], ControlClient],
+    request: DrainRequest,
+    *,
+    wait: bool,
+    timeout_s: float | None,
+    as_json: bool,
+) -> None:
+    async with connect() as control:
+        response = await control.drain(request.name, dry_run=request.dry_run, force=request.force)
+        if not as_json:
+            for line in described(response, dry_run=request.dry_run):
+                typer.echo(line)
+        if wait:
+            limit_s = response.grace_ms / 1000 + _EXTRA_S if timeout_s is None else timeout_s
+            still_open = partial(still_there, response.worker)
+            await wait_for(control, still_open, timeout_s=limit_s, console=Console(stderr=True))
+    if as_json:
+        typer.echo(json.dumps(as_dict(response)))
+    elif wait:
+        typer.echo(f"{request.name} is gone")
+
+
+def as_dict(response: DrainResponse) -> dict[str, Any]:
+    """The answer as plain JSON values, with the field names of the proto: what was before the drain."""
+    return {
+        "worker": worker_words.as_dict(response.worker),
+        "num_others": response.num_others,
+        "grace_ms": response.grace_ms,
+    }
 
 
 def described(response: DrainResponse, *, dry_run: bool) -> Iterator[str]:
@@ -64,7 +98,7 @@ def described(response: DrainResponse, *, dry_run: bool) -> Iterator[str]:
         f"and holds {count(worker.num_attempts, 'attempt')}"
     )
     others = count(response.num_others, f"other {role_name(worker.role)} worker")
-    yield f"{others} serving; it is gone within {duration(response.grace_ms)}"
+    yield f"{others} serving; it is gone within {duration(response.grace_ms)} at most"
     if dry_run:
         need = "" if response.num_others else "; it would need --force"
         yield f"nothing was done{need}"

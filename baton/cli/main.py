@@ -1,7 +1,6 @@
 """The `baton` command: its options, its commands, its exit codes.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 something could not be reached,
-130 interrupted. Each command lives in a module of its own; this one holds none.
+The help lists the exit codes. Each command lives in a module of its own; this one holds none.
 """
 
 from __future__ import annotations
@@ -24,7 +23,14 @@ from baton.cli.status import status
 from baton.cli.tenants import tenants
 from baton.cli.up import up
 from baton.cli.workers import workers
-from baton.errors import BatonError, ConfigError, InvalidRequest, Unauthenticated, Unavailable
+from baton.errors import (
+    BatonError,
+    ConfigError,
+    IncompatiblePeer,
+    InvalidRequest,
+    Unauthenticated,
+    Unavailable,
+)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -32,6 +38,8 @@ EXIT_UNREACHABLE = 3
 
 # What nobody but the one who typed the command can mend.
 _FOR_THE_USER = InvalidRequest | ConfigError | Unauthenticated
+# Whoever answers at an address without serving the call is not the one who was meant.
+_NOBODY_THERE = Unavailable | IncompatiblePeer
 
 _DISTRIBUTION = "baton-serve"
 
@@ -44,6 +52,7 @@ class _Options:
 app = typer.Typer(
     name="baton",
     help="Serve large language models with prefill and decode on different workers.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing answers, 130 interrupted.",
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -83,7 +92,7 @@ def version() -> str:
 
 def exit_code(error: BatonError) -> int:
     """Exit code of an error: who has to act, the user, the network or us."""
-    if isinstance(error, Unavailable):
+    if isinstance(error, _NOBODY_THERE):
         return EXIT_UNREACHABLE
     return EXIT_USAGE if isinstance(error, _FOR_THE_USER) else EXIT_FAILED
 

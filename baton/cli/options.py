@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, get_type_hints
@@ -16,17 +17,46 @@ from baton.cluster.control import DEFAULT_CONTROL_ADDRESS
 from baton.cluster.status import DEFAULT_ADMIN_ADDRESS
 from baton.tls import TlsFiles
 
+_HOST = re.compile(r"[^\s:/\[\]]+|\[[0-9A-Fa-f:.%\w]+\]")
+_GRPC_SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:")
+
+
+def check_address(address: str) -> str:
+    """The address, host:port or one of gRPC's own names; raises typer.BadParameter for another text."""
+    if not address.startswith(_GRPC_SCHEMES):
+        host, _, port = address.rpartition(":")
+        is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= 65535
+        # An IPv6 address has colons of its own and stands in brackets.
+        if not (is_port and _HOST.fullmatch(host)):
+            raise typer.BadParameter(f"{address!r} is not host:port")
+    return address
+
+
 Address = Annotated[
-    str, typer.Option("--address", envvar="BATON_ADDRESS", help="The router's public address, host:port.")
+    str,
+    typer.Option(
+        "--address",
+        envvar="BATON_ADDRESS",
+        callback=check_address,
+        help="The router's public address, host:port.",
+    ),
 ]
 AdminAddress = Annotated[
     str,
-    typer.Option("--address", envvar="BATON_ADMIN_ADDRESS", help="The router's admin address, host:port."),
+    typer.Option(
+        "--address",
+        envvar="BATON_ADMIN_ADDRESS",
+        callback=check_address,
+        help="The router's admin address, host:port.",
+    ),
 ]
 ControlAddress = Annotated[
     str,
     typer.Option(
-        "--address", envvar="BATON_CONTROL_ADDRESS", help="Control port of `baton up` or a pool, host:port."
+        "--address",
+        envvar="BATON_CONTROL_ADDRESS",
+        callback=check_address,
+        help="Control port of `baton up` or a pool, host:port.",
     ),
 ]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait until it is done.")]
@@ -45,6 +75,11 @@ TlsCa = Annotated[
     Path | None,
     typer.Option("--tls-ca", envvar="BATON_TLS_CA", help="PEM file: who signed the router's certificate."),
 ]
+# Of an inner port, a router's or whoever's.
+ClusterCa = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", envvar="BATON_TLS_CA", help="PEM file: who signs the cluster's certificates."),
+]
 InsecureKey = Annotated[
     bool, typer.Option("--insecure-key", help="Send BATON_API_KEY over plain text to another machine.")
 ]
@@ -60,7 +95,7 @@ TlsServerName = Annotated[
     typer.Option(
         "--tls-server-name",
         envvar="BATON_TLS_SERVER_NAME",
-        help="Name that the router's certificate carries.",
+        help="Name that the certificate of the other end carries.",
     ),
 ]
 
@@ -82,7 +117,7 @@ def with_tls(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(
         *,
-        tls_ca: TlsCa = None,
+        tls_ca: ClusterCa = None,
         tls_cert: TlsCert = None,
         tls_key: TlsKey = None,
         tls_server_name: TlsServerName = None,
@@ -92,7 +127,7 @@ def with_tls(command: Callable[..., None]) -> Callable[..., None]:
         command(tls=TlsFiles(**{name: str(value or "") for name, value in files.items()}), **given)
 
     hints = get_type_hints(command, include_extras=True) | {
-        "tls_ca": TlsCa,
+        "tls_ca": ClusterCa,
         "tls_cert": TlsCert,
         "tls_key": TlsKey,
         "tls_server_name": TlsServerName,

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-# A reader of plain lines hears something at least this often, in seconds.
-LINE_INTERVAL_S = 2.0
+# Plain lines stay: one that is not new is said again this long after the last, in seconds.
+LINE_INTERVAL_S = 15.0
 
 
 class ProgressLines:
@@ -27,6 +27,7 @@ class ProgressLines:
         self._spinner = Status("", console=console) if console.is_terminal else None
         self._text = ""
         self._since_s = 0.0
+        self._due_s = 0.0
 
     def show(self, text: str) -> None:
         """A new line."""
@@ -51,10 +52,13 @@ class ProgressLines:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(LINE_INTERVAL_S if self._spinner is None else 1.0)
-            self._say()
+            await asyncio.sleep(max(0.0, self._due_s - time.monotonic()))
+            # A new line may have been said meanwhile.
+            if time.monotonic() >= self._due_s:
+                self._say()
 
     def _say(self) -> None:
+        self._due_s = time.monotonic() + (LINE_INTERVAL_S if self._spinner is None else 1.0)
         if not self._text:
             return
         line = f"{self._text} ({time.monotonic() - self._since_s:.0f} s)"

@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from baton.cli.progress_lines import LINE_INTERVAL_S
 from baton.pull import Pulled
 from baton.pull import pull as pull_model
 
+# Where no bar can be shown, in seconds.
+_LINE_INTERVAL_S = 2.0
 _STEPS = {
     "wait": "waiting for another pull of this model",
     "download": "downloading",
@@ -68,7 +69,7 @@ class PullProgress:
 
     def _print_line(self, step: str, done: int, total: int, *, due: bool) -> None:
         now_s = time.monotonic()
-        if due or now_s - self._last_line_s >= LINE_INTERVAL_S:
+        if due or now_s - self._last_line_s >= _LINE_INTERVAL_S:
             self._last_line_s = now_s
             self._console.print(f"{_STEPS[step]}{_amount(done, total)}", highlight=False)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -11,13 +12,17 @@ import typer
 from rich.console import Console
 
 from baton.cli.fleet_wait import wait_for
-from baton.cli.options import DEFAULT_CONTROL, ControlAddress, NoWait, with_tls
+from baton.cli.options import DEFAULT_CONTROL, AsJson, ControlAddress, NoWait, with_tls
 from baton.cli.worker_words import count, role_name
+from baton.cluster.config import MAX_WORKERS
 from baton.cluster.control import ControlClient
-from baton.errors import InternalError
+from baton.errors import InternalError, InvalidRequest
 from baton.tls import TlsFiles
 from baton.v1 import common_pb2, pool_service_pb2
 from baton.v1.pool_service_pb2 import PoolWorker, ScaleResponse
+
+# A pool may have more nodes, and a limit of its own: it is the other end that refuses.
+_HELP = f"{{}} workers there shall be, 1 to {MAX_WORKERS} on one machine."
 
 Wanted = dict[common_pb2.Role.ValueType, int]
 
@@ -26,15 +31,16 @@ Wanted = dict[common_pb2.Role.ValueType, int]
 def scale(
     *,
     prefill: Annotated[
-        int | None, typer.Option(min=1, help="Prefill workers there shall be.", show_default="as many as now")
+        int | None, typer.Option(min=1, help=_HELP.format("Prefill"), show_default="as many as now")
     ] = None,
     decode: Annotated[
-        int | None, typer.Option(min=1, help="Decode workers there shall be.", show_default="as many as now")
+        int | None, typer.Option(min=1, help=_HELP.format("Decode"), show_default="as many as now")
     ] = None,
     address: ControlAddress = DEFAULT_CONTROL,
     tls: TlsFiles,
     no_wait: NoWait = False,
     timeout_s: Annotated[float, typer.Option(help="Longest wait.")] = 120.0,
+    as_json: AsJson = False,
 ) -> None:
     """Add workers, or drain and remove some; no request fails of it.
 
@@ -45,22 +51,40 @@ def scale(
     wanted = {role: number for role, number in given.items() if number is not None}
     if not wanted:
         raise typer.BadParameter("say how many, as in --decode 2", param_hint="'--prefill' / '--decode'")
-    asyncio.run(_scale(wanted, address, tls, timeout_s=0.0 if no_wait else timeout_s))
+    connect = partial(ControlClient, address, opener=tls.opener())
+    asyncio.run(_scale(wanted, connect, timeout_s=0.0 if no_wait else timeout_s, as_json=as_json))
 
 
-async def _scale(wanted: Wanted, address: str, tls: TlsFiles, *, timeout_s: float) -> None:
-    async with ControlClient(address, opener=tls.opener()) as control:
+async def _scale(
+    wanted: Wanted, connect: Callable[[], ControlClient], *, timeout_s: float, as_json: bool
+) -> None:
+    all_changes = ScaleResponse()
+    workers: list[PoolWorker] = []
+    async with connect() as control:
         for role, number in wanted.items():
-            for line in changes(role_name(role), number, await control.scale(role, number)):
-                typer.echo(line)
-        if not timeout_s:
-            return
-        console = Console(stderr=True)
-        still_open = partial(unsteady, wanted)
-        workers = await wait_for(control, still_open, timeout_s=timeout_s, console=console)
-    for role in wanted:
-        number = sum(worker.role == role for worker in workers)
-        typer.echo(f"{count(number, f'{role_name(role)} worker')} serving")
+            response = await _set(control, role, number)
+            all_changes.MergeFrom(response)
+            if not as_json:
+                for line in changes(role_name(role), number, response):
+                    typer.echo(line)
+        if timeout_s:
+            still_open = partial(unsteady, wanted)
+            workers = await wait_for(control, still_open, timeout_s=timeout_s, console=Console(stderr=True))
+    if as_json:
+        typer.echo(json.dumps({"added": [*all_changes.added], "removed": [*all_changes.removed]}))
+    elif timeout_s:
+        for role in wanted:
+            number = sum(worker.role == role for worker in workers)
+            typer.echo(f"{count(number, f'{role_name(role)} worker')} serving")
+
+
+async def _set(control: ControlClient, role: common_pb2.Role.ValueType, number: int) -> ScaleResponse:
+    try:
+        return await control.scale(role, number)
+    except InvalidRequest as error:
+        # What the wire calls num_workers is an option here.
+        message = error.message.replace("num_workers", f"--{role_name(role)}", 1)
+        raise InvalidRequest(message, field=error.field) from None
 
 
 def changes(role: str, number: int, response: ScaleResponse) -> Iterator[str]:

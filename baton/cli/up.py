@@ -13,7 +13,7 @@ from rich.console import Console
 from baton.cli.cluster_console import ClusterConsole
 from baton.cli.interrupts import Interrupts
 from baton.cli.options import DEFAULT_ADDRESS, ConfigFile
-from baton.cluster.config import ClusterConfig
+from baton.cluster.config import MAX_WORKERS, ClusterConfig
 from baton.config import load_config
 
 if TYPE_CHECKING:
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 
 # One alias per option keeps the command itself on one screen.
-Prefill = Annotated[int | None, typer.Option(help="Prefill workers.", show_default="1, or 0 where colocated")]
-Decode = Annotated[int | None, typer.Option(help="Decode workers.", show_default="1")]
+Prefill = Annotated[
+    int | None,
+    typer.Option(help=f"Prefill workers, up to {MAX_WORKERS}.", show_default="1, or 0 where colocated"),
+]
+Decode = Annotated[int | None, typer.Option(help=f"Decode workers, 1 to {MAX_WORKERS}.", show_default="1")]
 Routers = Annotated[int | None, typer.Option(help="Routers.", show_default="1")]
 Model = Annotated[
     str | None, typer.Option(help="A pulled model or a folder.", show_default="smollm2-135m-instruct")

@@ -1,8 +1,9 @@
-"""A worker of a pool in words: its role, its state, and how long it has been in that."""
+"""A worker of a pool in words and plain values: its role, its state, and how long it has been in that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from baton.v1 import common_pb2, pool_service_pb2
 from baton.v1.pool_service_pb2 import PoolWorker
@@ -35,3 +36,9 @@ def count(number: int, noun: str) -> str:
 def listed(workers: Iterable[PoolWorker]) -> str:
     """ "decode-1 (starting), decode-2 (placing)"."""
     return ", ".join(f"{worker.name} ({state_name(worker.state)})" for worker in workers)
+
+
+def as_dict(worker: PoolWorker) -> dict[str, Any]:
+    """Every field under its name in the proto, for JSON; role and state as words."""
+    fields = {field.name: getattr(worker, field.name) for field in worker.DESCRIPTOR.fields}
+    return fields | {"role": role_name(worker.role), "state": state_name(worker.state)}

@@ -12,12 +12,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from baton.cli import worker_words
 from baton.cli.options import DEFAULT_CONTROL, AsJson, ControlAddress, with_tls
 from baton.cli.whole_table import print_whole
 from baton.cli.worker_words import duration, role_name, state_name
 from baton.cluster.control import ControlClient
 from baton.tls import TlsFiles
-from baton.v1.pool_service_pb2 import ListWorkersResponse, PoolWorker
+from baton.v1.pool_service_pb2 import ListWorkersResponse
 
 _LEFT = ("name", "role", "state", "runner", "node")
 _RIGHT = ("pid", "restarts", "attempts", "since")
@@ -81,12 +82,7 @@ def notes(found: ListWorkersResponse) -> Iterator[str]:
 def as_dict(found: ListWorkersResponse) -> dict[str, Any]:
     """The answer as plain JSON values, with the field names of the proto; every field is present."""
     return {
-        "workers": [_worker_dict(worker) for worker in found.workers],
+        "workers": [worker_words.as_dict(worker) for worker in found.workers],
         "dashboard_url": found.dashboard_url,
         "ray_silent_ms": found.ray_silent_ms,
     }
-
-
-def _worker_dict(worker: PoolWorker) -> dict[str, Any]:
-    fields = {field.name: getattr(worker, field.name) for field in worker.DESCRIPTOR.fields}
-    return fields | {"role": role_name(worker.role), "state": state_name(worker.state)}

@@ -17,6 +17,8 @@ PLACEMENTS = ("auto", "disaggregated", "colocated")
 KV_TRANSPORTS = ("auto", "shm", "nixl", "grpc")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 PREFILL_RUNNERS = ("process", "ray")
+# Workers of one role; they share one machine.
+MAX_WORKERS = 64
 # Ports of one router lie this far from those of the one before.
 ROUTER_STEP = 10
 
@@ -29,9 +31,12 @@ class ClusterConfig:
     """
 
     prefill: int | None = field(
-        default=None, metadata={"help": "prefill workers to run; unset: 1, or 0 where colocated"}
+        default=None,
+        metadata={
+            "help": f"prefill workers to run, up to {MAX_WORKERS}; unset: 1, or 0 where colocated",
+        },
     )
-    decode: int = field(default=1, metadata={"help": "decode workers to run"})
+    decode: int = field(default=1, metadata={"help": f"decode workers to run, 1 to {MAX_WORKERS}"})
     routers: int = field(default=1, metadata={"help": "routers to run; a client may use any of them"})
     model: str = field(
         default=DEFAULT_MODEL, metadata={"help": "model folder, or the name of a pulled model"}
@@ -100,8 +105,8 @@ class ClusterConfig:
         _require_choice("dtype", self.dtype, DTYPES)
         _require_choice("kv_transport", self.kv_transport, KV_TRANSPORTS)
         _require_choice("prefill_on", self.prefill_on, PREFILL_RUNNERS)
-        _require_at_least("prefill", self.num_prefill, 0 if self.placement == "colocated" else 1)
-        _require_at_least("decode", self.decode, 1)
+        _require_workers("prefill", self.num_prefill, 0 if self.placement == "colocated" else 1)
+        _require_workers("decode", self.decode, 1)
         _require_at_least("routers", self.routers, 1)
         for name in ("threads", "kv_cache_bytes"):
             if getattr(self, name) is not None:
@@ -189,6 +194,11 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _require_workers(name: str, value: int, least: int) -> None:
+    if not least <= value <= MAX_WORKERS:
+        raise ConfigError(f"{name} is {value}; it must be {least} to {MAX_WORKERS}", field=name)
 
 
 def _require_at_least(name: str, value: int, least: int) -> None:

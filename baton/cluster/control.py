@@ -67,6 +67,14 @@ class ControlClient:
         request = DrainRequest(name=name, dry_run=dry_run, force=force)
         return await self._asked(self._stub.Drain(request, timeout=self._timeout_s))
 
+    def _silence(self, *, is_closed: bool) -> Unavailable:
+        """What to say when nothing answers. is_closed: the port does not take, or keep, a connection."""
+        del is_closed
+        return Unavailable(
+            f"no control port answers at {self._address}; `baton up` serves one for its cluster, "
+            "`python -m baton.pool` for a pool; --address names another one"
+        )
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -88,10 +96,7 @@ class ControlClient:
         if is_from_baton(error):
             return failure
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            return Unavailable(
-                f"no control port answers at {self._address}; `baton up` serves one for its cluster, "
-                "`python -m baton.pool` for a pool; --address names another one"
-            )
+            return self._silence(is_closed=error.code() is grpc.StatusCode.UNAVAILABLE)
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return Unavailable(
                 f"{self._address} is not a control port; by default that is {DEFAULT_CONTROL_ADDRESS}"

@@ -7,21 +7,20 @@ themselves are the supervisor's, actors the pool's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from baton.cluster.config import ClusterConfig
+from baton.cluster.config import MAX_WORKERS, ClusterConfig
 from baton.cluster.free_ports import LOOPBACK
 from baton.cluster.pool_link import PoolLink
 from baton.cluster.role_process import RoleProcess
-from baton.cluster.roles import WORKER_ROLES
-from baton.cluster.router_views import ClusterStatus, RouterViews
+from baton.cluster.roles import POOL, WORKER_ROLES
+from baton.cluster.router_views import ClusterStatus, RouterViews, Views
 from baton.cluster.supervisor import Supervisor
 from baton.cluster.worker_states import ROLES, ProcessFacts, WorkerStates
+from baton.drain import last_of_role
 from baton.errors import InvalidRequest, Unavailable
 from baton.v1 import common_pb2, pool_service_pb2
 from baton.v1.pool_service_pb2 import DrainResponse, ListWorkersResponse, PoolWorker, ScaleResponse
-
-MAX_WORKERS = 64
 
 # Makes the process of a worker: its role, its index.
 MakeProcess = Callable[[str, int], RoleProcess]
@@ -57,6 +56,12 @@ class Fleet:
         self._changing = asyncio.Lock()
         self._removals: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._answering: dict[str, int] = {}
+
+    @property
+    def answering(self) -> Mapping[str, int]:
+        """The routers, and the pool, that answered when the workers were listed last; their process ids."""
+        return self._answering
 
     @property
     def names(self) -> frozenset[str]:
@@ -70,6 +75,7 @@ class Fleet:
         if self._pool is not None:
             response.CopyFrom(await self._pool.list_workers())
         views = await self._views.look()
+        self._answering = self._pids_of(views)
         here = self._here(view for view in views.values() if view is not None)
         workers = sorted([*response.workers, *here], key=_by_role_and_index)
         del response.workers[:]
@@ -127,6 +133,12 @@ class Fleet:
             task.cancel()
         if self._removals:
             await asyncio.wait(self._removals)
+
+    def _pids_of(self, views: Views) -> dict[str, int]:
+        names = {name for name, view in views.items() if view is not None}
+        if self._pool is not None and self._pool.is_answering:
+            names.add(POOL)
+        return {name: pid for name, pid in self._supervisor.pids.items() if name in names}
 
     def _here(self, views: Iterable[ClusterStatus]) -> list[PoolWorker]:
         processes = [
@@ -191,11 +203,7 @@ class Fleet:
             raise InvalidRequest(f"{worker.name} is leaving already", field="name")
         is_of_no_use = worker.state == pool_service_pb2.POOL_WORKER_STATE_FAILED
         if not response.num_others and not force and not is_of_no_use:
-            raise InvalidRequest(
-                f"no other {_role_of(worker.name)} worker serves: without {worker.name} there would be none; "
-                "add one first (`baton scale`), or insist with --force",
-                field="force",
-            )
+            raise last_of_role(_role_of(worker.name), worker.name)
 
     def _remove(self, names: list[str]) -> None:
         for name in names:

@@ -243,11 +243,11 @@ class LocalCluster:
             task.result()
 
     async def tell(self, report: Report) -> None:
-        """Reports what happens to the workers, until cancelled."""
+        """Reports what happens to the workers, and who else comes back, until cancelled."""
         news = FleetNews()
         while True:
             try:
-                lines = news.lines(await self._fleet.list_workers())
+                lines = news.lines(await self._fleet.list_workers(), self._fleet.answering)
             except BatonError as error:
                 lines = news.unknown(error.message)
             for line in lines:

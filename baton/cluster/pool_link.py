@@ -14,14 +14,33 @@ from pathlib import Path
 
 from baton.cluster.control import ControlClient
 from baton.cluster.worker_states import ROLES
-from baton.errors import BatonError, Unavailable
+from baton.errors import BatonError, PeerLost, Unavailable
 from baton.rpc import OpenChannel
 from baton.v1 import common_pb2, pool_service_pb2
 from baton.v1.pool_service_pb2 import DrainResponse, ListWorkersResponse, PoolWorker, ScaleResponse
 
 _PLACING = pool_service_pb2.POOL_WORKER_STATE_PLACING
 _DRAINING = pool_service_pb2.POOL_WORKER_STATE_DRAINING
+_UNHEALTHY = pool_service_pb2.POOL_WORKER_STATE_UNHEALTHY
+_RESTARTING = pool_service_pb2.POOL_WORKER_STATE_RESTARTING
 _ROLE_NAMES = {value: name for name, value in ROLES.items()}
+# How long it may take to answer, in seconds.
+_ASK_S = 5.0
+_THE_POOL = "the pool that places workers on Ray"
+
+
+class _PoolControl(ControlClient):
+    """Its port is the cluster's own affair, and no address that a caller could correct.
+
+    absence: raised when the port is closed, because the pool is not there.
+    """
+
+    def __init__(self, address: str, opener: OpenChannel, absence: PeerLost) -> None:
+        super().__init__(address, opener=opener, timeout_s=_ASK_S)
+        self._absence = absence
+
+    def _silence(self, *, is_closed: bool) -> Unavailable:
+        return self._absence if is_closed else Unavailable(f"{_THE_POOL} does not answer")
 
 
 class PoolLink:
@@ -48,6 +67,7 @@ class PoolLink:
         # What the next start of the pool shall have, what this one was told to have, and which one that is.
         self._counts, self._wanted, self._told_pid = dict(counts), dict(counts), 0
         self._silent_since_s: float | None = None
+        self._has_answered = False
         self._known = ListWorkersResponse(
             workers=[
                 PoolWorker(name=f"{role}-{index}", role=ROLES[role], state=_PLACING, runner="ray")
@@ -62,6 +82,11 @@ class PoolLink:
         return frozenset(worker.name for worker in self._known.workers if worker.state != _DRAINING)
 
     @property
+    def is_answering(self) -> bool:
+        """Whether it answered when its workers were listed last."""
+        return self._has_answered and self._silent_since_s is None
+
+    @property
     def dashboard_url(self) -> str:
         """The Ray dashboard; "" until it is known."""
         return str(self._facts().get("dashboard_url", ""))
@@ -72,8 +97,8 @@ class PoolLink:
             async with self._control() as control:
                 self._known = await control.list_workers()
         except BatonError as error:
-            return self._stale(error.message)
-        self._silent_since_s = None
+            return self._stale(error)
+        self._silent_since_s, self._has_answered = None, True
         self._count()
         return self._known
 
@@ -99,10 +124,14 @@ class PoolLink:
         # A file with another process id is that of a pool that has died since.
         address = facts.get("control_address") if facts.get("pid") == self._pid() else None
         if not isinstance(address, str):
-            raise Unavailable("the pool that places workers on Ray has not started yet")
+            raise self._absence()
         if self._told_pid != self._pid():
             self._told_pid, self._wanted = self._pid(), dict(self._counts)
-        return ControlClient(address, opener=self._opener, timeout_s=5.0)
+        return _PoolControl(address, self._opener, self._absence())
+
+    def _absence(self) -> PeerLost:
+        how = "is being started again" if self._has_answered else "has not started yet"
+        return PeerLost(f"{_THE_POOL} {how}")
 
     def _want(self, role: common_pb2.Role.ValueType, num_workers: int) -> None:
         # A pool that begins without a role cannot have workers of it later.
@@ -121,7 +150,7 @@ class PoolLink:
             self._counts = counts
             self._keep(counts)
 
-    def _stale(self, reason: str) -> ListWorkersResponse:
+    def _stale(self, error: BatonError) -> ListWorkersResponse:
         now_s = asyncio.get_running_loop().time()
         if self._silent_since_s is None:
             self._silent_since_s = now_s
@@ -129,8 +158,8 @@ class PoolLink:
         stale.CopyFrom(self._known)
         for worker in stale.workers:
             if worker.state != _PLACING:
-                worker.state = pool_service_pb2.POOL_WORKER_STATE_UNHEALTHY
-            worker.reason = reason
+                worker.state = _RESTARTING if isinstance(error, PeerLost) else _UNHEALTHY
+            worker.reason = error.message
             worker.since_ms = round(1000 * (now_s - self._silent_since_s))
         return stale
 

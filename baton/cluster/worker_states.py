@@ -108,7 +108,7 @@ def _running_state(
         return pool_service_pb2.POOL_WORKER_STATE_SERVING, ""
     if "draining" in states:
         return pool_service_pb2.POOL_WORKER_STATE_DRAINING, "it leaves by itself, and is started again"
-    lonely = "it has no decode worker to send KV to" if "ready" in states else "no router sees it ready"
+    lonely = "it has no decode worker to send KV to" if "ready" in states else "no router has met it yet"
     reason = next((worker.reason for worker in at_routers if worker.reason), lonely)
     if has_served or "refused" in states:
         return pool_service_pb2.POOL_WORKER_STATE_UNHEALTHY, reason

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from baton.drain import last_of_role
 from baton.errors import InvalidRequest, Unavailable
 from baton.logs import get_logger
 from baton.pool.actor import WorkerActor
@@ -125,10 +126,7 @@ class WorkerPool:
         if dry_run:
             return num_others
         if num_others == 0 and not force and member.state is not State.FAILED:
-            raise InvalidRequest(
-                f"no other {self.role} worker serves beside {member.name}; scale up first, or set force",
-                field="force",
-            )
+            raise last_of_role(self.role, member.name)
         self._remove(member)
         return num_others
 

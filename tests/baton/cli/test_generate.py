@@ -217,7 +217,7 @@ def test_an_address_that_serves_something_else_is_named_as_such(baton) -> None:
     server.start()
     ran = baton("generate", "x", "--address", f"127.0.0.1:{port}")
     server.stop(0).wait()
-    assert (ran.code, ran.out) == (1, "")
+    assert (ran.code, ran.out) == (3, "")
     assert "is it a router's public port" in ran.err
 
 

@@ -7,7 +7,15 @@ import sys
 import pytest
 
 from baton.cli.main import app, exit_code, main
-from baton.errors import ConfigError, InvalidRequest, ModelError, PeerLost, Unavailable, UnknownModel
+from baton.errors import (
+    ConfigError,
+    IncompatiblePeer,
+    InvalidRequest,
+    ModelError,
+    PeerLost,
+    Unavailable,
+    UnknownModel,
+)
 
 
 def run(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
@@ -24,6 +32,8 @@ def test_help_lists_the_commands(monkeypatch, capsys, arguments):
     assert code == 0
     assert "Usage: baton" in out
     assert "pull" in out
+    codes = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing answers, 130 interrupted."
+    assert codes in " ".join(out.split())
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
@@ -81,6 +91,7 @@ def test_debug_shows_the_traceback(monkeypatch):
         (ConfigError, 2),
         (Unavailable, 3),
         (PeerLost, 3),
+        (IncompatiblePeer, 3),
     ],
 )
 def test_exit_codes(error, code):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from baton.cli import fleet_wait
@@ -75,11 +77,25 @@ def test_a_wait_that_is_too_long_says_what_for(baton, control) -> None:
     assert "not done within 0.1 s: decode-1 (placing); decode-1: no node has a GPU" in ran.err
 
 
-def test_what_is_refused_is_a_usage_error(baton, control) -> None:
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_a_number_that_is_refused_is_a_usage_error_of_that_option(baton, control, role) -> None:
     control.refusal = InvalidRequest("num_workers is 65; it must be 1 to 64", field="num_workers")
-    ran = baton("scale", "--decode", "65", "--address", control.address)
-    assert ran.code == 2
-    assert "it must be 1 to 64" in ran.err
+    ran = baton("scale", f"--{role}", "65", "--address", control.address)
+    assert (ran.code, ran.err) == (2, f"error: --{role} is 65; it must be 1 to 64\n")
+
+
+def test_the_help_says_how_many_there_may_be(baton) -> None:
+    assert "1 to 64 on one machine" in baton("scale", "--help").out
+
+
+def test_json_names_all_that_are_added_and_removed_once_it_is_done(baton, control) -> None:
+    control.scaled = ScaleResponse(added=["decode-1"])
+    control.lists = [[worker("decode-1", "PLACING")], [worker("decode-1")]]
+    flags = ["--decode", "2", "--prefill", "1", "--json"]
+    ran = baton("scale", *flags, "--address", control.address)
+    # The same answer to both questions.
+    assert (ran.code, json.loads(ran.out)) == (0, {"added": ["decode-1", "decode-1"], "removed": []})
+    assert len(control.lists) == 1
 
 
 @pytest.mark.parametrize("flags", [[], ["--decode", "0"]])

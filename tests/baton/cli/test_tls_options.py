@@ -32,7 +32,7 @@ def test_the_admin_port_refuses_others_and_says_what_it_may_want(baton, private_
 def test_status_with_only_some_of_the_files_names_the_missing_ones(baton, private_router, tls) -> None:
     ran = baton("status", "--address", private_router.address, "--tls-ca", tls.ca)
     assert ran.code == 2
-    assert "tls_cert and tls_key is not set" in ran.err
+    assert "tls_cert and tls_key are not set" in ran.err
 
 
 def test_a_file_that_is_not_there_is_a_usage_error(baton, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,8 +22,12 @@ class FakePool(PoolServiceServicer):
         self.address = ""
         self.refusal = ""
         self.drained = PoolWorker()
+        # When there is one, lists wait for it.
+        self.hold: asyncio.Event | None = None
 
     async def ListWorkers(self, request, context):  # noqa: N802
+        if self.hold is not None:
+            await self.hold.wait()
         return ListWorkersResponse(workers=self.workers, dashboard_url="http://ray", ray_silent_ms=7)
 
     async def Scale(self, request, context):  # noqa: N802

@@ -46,7 +46,7 @@ def test_only_a_colocated_cluster_goes_without_prefill_workers(placement, prefil
 
 @pytest.mark.parametrize("placement", ["auto", "disaggregated"])
 def test_every_other_placement_needs_a_prefill_worker(placement) -> None:
-    with pytest.raises(ConfigError, match="at least 1") as caught:
+    with pytest.raises(ConfigError, match="1 to 64") as caught:
         ClusterConfig(placement=placement, prefill=0)
     assert caught.value.field == "prefill"
 
@@ -55,7 +55,9 @@ def test_every_other_placement_needs_a_prefill_worker(placement) -> None:
     ("field", "value"),
     [
         ("prefill", 0),
+        ("prefill", 65),
         ("decode", -1),
+        ("decode", 65),
         ("threads", 0),
         ("kv_cache_bytes", 0),
         ("kv_memory_fraction", 0.0),

@@ -274,6 +274,8 @@ async def test_rays_workers_are_the_pools_and_the_others_are_not(tmp_path: Path)
         assert list((await on.fleet.scale(DECODE, 2)).added) == ["decode-9"]
         assert (await on.fleet.drain("decode-3", dry_run=True, force=True)).num_others == 4
         assert pool.asked == [("scale", DECODE, 2), ("drain", "decode-3", True, True)]
+        # What answers, and is no process of this cluster, has no process id.
+        assert on.fleet.answering == {}
         await on.fleet.drain("prefill-1", dry_run=False, force=False)
         await until(lambda: on.names == {"prefill-0"})
 
@@ -291,3 +293,11 @@ async def test_all_of_it_can_be_asked_over_the_control_port(tmp_path: Path) -> N
             await control.drain("x")
         assert caught.value.field == "name"
         assert list((await control.scale(DECODE, 1)).removed) == ["decode-1"]
+
+
+async def test_the_routers_that_answered_are_known_with_their_processes(tmp_path: Path) -> None:
+    async with rig(tmp_path, "router-0", "router-1", "decode-0") as on:
+        assert on.fleet.answering == {}
+        await on.fleet.list_workers()
+        # The other one does not answer.
+        assert on.fleet.answering == {"router-0": on.supervisor.pids["router-0"]}

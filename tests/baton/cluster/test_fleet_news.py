@@ -34,7 +34,7 @@ def test_an_actor_that_dies_and_comes_back() -> None:
         [worker("RESTARTING", pid=0, reason="its process is gone")],
         [worker("STARTING", pid=2)],
         [worker("SERVING", pid=2)],
-    ) == ["decode-0 is started again: its process is gone", "decode-0 is back (process 2)"]
+    ) == ["decode-0 is restarting: its process is gone", "decode-0 is back (process 2)"]
 
 
 def test_a_return_between_two_looks_is_told_too() -> None:
@@ -89,3 +89,15 @@ def test_a_silent_ray_is_told_once() -> None:
         "Ray's control service does not answer: workers go on, but none is started",
         "Ray's control service answers again",
     ]
+
+
+def test_a_router_or_a_pool_that_is_another_process_is_back() -> None:
+    news = FleetNews()
+    seen = ListWorkersResponse(workers=[worker("SERVING")])
+    assert news.lines(seen, {"router-0": 10, "pool": 20}) == []
+    # It does not answer, and then it does again: nobody has ended.
+    assert news.lines(seen, {"pool": 20}) == []
+    assert news.lines(seen, {"router-0": 10, "pool": 20}) == []
+    assert news.lines(seen, {"pool": 21}) == ["pool is back (process 21)"]
+    assert news.lines(seen, {"router-0": 11, "pool": 21}) == ["router-0 is back (process 11)"]
+    assert news.lines(seen, {"router-0": 11, "pool": 21}) == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from baton.cluster import pool_link
 from baton.cluster.pool_link import PoolLink
 from baton.errors import InvalidRequest, Unavailable
 from baton.rpc import open_channel
@@ -57,13 +59,37 @@ async def test_it_is_asked_where_its_ready_file_says(link: PoolLink, ready_file:
         assert link.dashboard_url == "http://ray"
 
 
-async def test_what_it_told_last_stays_known_when_it_is_gone(link: PoolLink, ready_file: Path) -> None:
+async def test_what_it_told_last_stays_known_while_it_is_started_again(
+    ready_file: Path, kept: list[dict[str, int]]
+) -> None:
+    pids = [1]
+    link = PoolLink(ready_file, lambda: pids[0], {"decode": 1}, open_channel, keep=kept.append)
+    assert not link.is_answering
     async with serving(FakePool(DECODE), ready_file):
         await link.list_workers()
-    (worker,) = (await link.list_workers()).workers
-    assert (worker.name, worker.state) == ("decode-0", pool_service_pb2.POOL_WORKER_STATE_UNHEALTHY)
-    assert "no control port answers" in worker.reason
-    assert link.names == {"decode-0"}
+        assert link.is_answering
+    # First its port is closed, then its process is known to be gone, then there is another one.
+    for pids[0] in (1, 0, 2):
+        (worker,) = (await link.list_workers()).workers
+        assert (worker.name, worker.state) == ("decode-0", pool_service_pb2.POOL_WORKER_STATE_RESTARTING)
+        assert worker.reason == "the pool that places workers on Ray is being started again"
+        with pytest.raises(Unavailable) as caught:
+            await link.scale(common_pb2.ROLE_DECODE, 2)
+        assert caught.value.message == worker.reason
+    assert (link.names, link.is_answering) == ({"decode-0"}, False)
+
+
+async def test_one_that_lives_and_does_not_answer_is_not_said_to_start_again(
+    link: PoolLink, ready_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(FakePool(DECODE), ready_file) as pool:
+        await link.list_workers()
+        monkeypatch.setattr(pool_link, "_ASK_S", 0.05)
+        pool.hold = asyncio.Event()
+        (worker,) = (await link.list_workers()).workers
+        pool.hold.set()
+    assert worker.state == pool_service_pb2.POOL_WORKER_STATE_UNHEALTHY
+    assert worker.reason == "the pool that places workers on Ray does not answer"
 
 
 async def test_the_file_of_a_pool_that_died_is_not_believed(link: PoolLink, ready_file: Path) -> None:

@@ -59,6 +59,9 @@ def test_one_that_has_served_and_is_lost_is_unhealthy() -> None:
     states.update([facts()], [view("ready")], 0.0)
     (worker,) = states.update([facts()], [view("lost", reason="silent for 2 s")], 1.0)
     assert (state_of(worker), worker.reason) == ("UNHEALTHY", "silent for 2 s")
+    # Where routers have nothing against it, it is not said to be at fault.
+    (worker,) = states.update([facts()], [], 1.5)
+    assert (state_of(worker), worker.reason) == ("UNHEALTHY", "no router has met it yet")
     # The next process of that name is a new one.
     (worker,) = states.update([facts(pid=11)], [], 2.0)
     assert state_of(worker) == "STARTING"

@@ -148,7 +148,7 @@ async def test_the_last_worker_that_serves_is_not_drained_unless_forced() -> Non
         pool.drain(member(pool, "decode-0"), dry_run=False, force=False)
         # One that leaves does not count any more.
         assert pool.drain(member(pool, "decode-1"), dry_run=True, force=False) == 0
-        with pytest.raises(InvalidRequest) as caught:
+        with pytest.raises(InvalidRequest, match="no other decode worker serves: without decode-1") as caught:
             pool.drain(member(pool, "decode-1"), dry_run=False, force=False)
         assert caught.value.field == "force"
         assert pool.drain(member(pool, "decode-1"), dry_run=False, force=True) == 0
