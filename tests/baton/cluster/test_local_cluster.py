@@ -76,6 +76,7 @@ class Parts:
         self.asked: list[str] = []
         self.lists: list[Exception | ListWorkersResponse] = []
         self.names = ["router-0", "decode-0"]
+        self.answering: dict[str, int] = {}
 
     async def run(self) -> None:
         try:
