@@ -100,7 +100,7 @@ class DecodeWorker:
         self._cache_feed: CacheFeed[RouterSession] = CacheFeed(engine.pool, self._tell_cache)
         self._steps = StepLoop(engine.scheduler, engine.runner, self._on_step, self._announce_alone)
         self._clock = LeaseClock(self._leases, partial(self._lost, reason=GoneReason.EXPIRED))
-        self._sessions: set[RouterSession] = set()
+        self._sessions: dict[RouterSession, None] = {}
         self._drain = Drain(
             announce=self._announce_drain,
             is_idle=lambda: not self._attempts,
@@ -171,7 +171,7 @@ class DecodeWorker:
         session.send(DecodeServiceSessionResponse(hello=self._identity.hello()))
         session.send(capacity(self._engine, transfer_address=self.transfer_address, pid=self._pid))
         self._cache_feed.join(session)
-        self._sessions.add(session)
+        self._sessions[session] = None
         log.info("router joined", router=opening.hello.name)
         try:
             await converse(session, incoming, partial(self._receive, session), self._heartbeat)
@@ -179,7 +179,7 @@ class DecodeWorker:
             self._cache_feed.leave(session)
             for attempt in [a for a in self._attempts.values() if a.session is session]:
                 self._end(attempt)
-            self._sessions.discard(session)
+            self._sessions.pop(session, None)
             self._drain.changed()
             log.info("router left", router=opening.hello.name)
 

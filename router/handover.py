@@ -22,7 +22,8 @@ class Handover:
     """
 
     def __init__(self) -> None:
-        self._calls: set[asyncio.Timeout] = set()
+        # In the order of their beginning: a simulation must repeat itself.
+        self._calls: dict[asyncio.Timeout, None] = {}
         self.has_begun = False
 
     @asynccontextmanager
@@ -32,11 +33,11 @@ class Handover:
             raise _draining()
         try:
             async with asyncio.timeout(None) as call:
-                self._calls.add(call)
+                self._calls[call] = None
                 try:
                     yield
                 finally:
-                    self._calls.remove(call)
+                    del self._calls[call]
         except TimeoutError:
             if not call.expired():
                 raise

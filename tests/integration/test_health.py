@@ -28,7 +28,9 @@ TinyModel = tuple[Path, LlamaForCausalLM]
 
 SPARE = "decode-spare"
 GUARD_S = 60.0
-NUM_STREAMS = 8
+NUM_STREAMS = 12
+# Until the router has given the new worker some of them.
+NUM_ROUNDS = 5
 PROBE_TIMEOUT_S = 2.0
 # Beyond grace and leave times: closing, on a machine that is busy.
 CLOSE_S = 10.0
@@ -92,13 +94,20 @@ async def test_sigterm_of_a_decode_worker_fails_no_stream(
     drain_s: float,
     num_tokens: int,
 ) -> None:
-    # Nobody has these in its prefix cache, so that both decode workers get some of them.
-    prompts = [[num_tokens % 256, 3 + index, *range(20, 40)] for index in range(NUM_STREAMS)]
     async with spare(tiny_cluster, drain_s=drain_s) as child, asyncio.timeout(GUARD_S):
         await wait_for_spare(tiny_cluster, num_attempts=0)
-        running = asyncio.create_task(streams(tiny_client, prompts, num_tokens))
-        serving = asyncio.create_task(wait_for_spare(tiny_cluster, num_attempts=1))
-        await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
+        for round_number in range(NUM_ROUNDS):
+            # Nobody has these in its prefix cache, so that both decode workers get some of them.
+            prompts = [
+                [num_tokens % 256, 3 + index, 3 + round_number, *range(20, 40)]
+                for index in range(NUM_STREAMS)
+            ]
+            running = asyncio.create_task(streams(tiny_client, prompts, num_tokens))
+            serving = asyncio.create_task(wait_for_spare(tiny_cluster, num_attempts=1))
+            await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                break
+            serving.cancel()
         assert not running.done(), "the spare worker must be struck while it decodes"
         os.kill(child.pid, signal.SIGTERM)
         told_at = asyncio.get_running_loop().time()

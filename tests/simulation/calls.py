@@ -237,7 +237,7 @@ class Server:
         self._process = process
         self._methods = methods
         self._tap = tap
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], None] = {}
         self._is_stopping = False
         net.listen(process, self._accept)
 
@@ -245,8 +245,8 @@ class Server:
         """Takes no new calls, and ends those that still run after grace_s seconds."""
         self._is_stopping = True
         if self._running:
-            _, late = await asyncio.wait(self._running, timeout=grace_s)
-            for task in late:
+            await asyncio.wait(self._running, timeout=grace_s)
+            for task in self._running:
                 task.cancel()
 
     def _accept(self, connection: Connection, opening: Opening) -> None:
@@ -258,8 +258,8 @@ class Server:
         task = self._process.spawn(
             self._serve(connection, method.handler, call), f"serve-{connection.kind}-{connection.names[0]}"
         )
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running[task] = None
+        task.add_done_callback(lambda ended: self._running.pop(ended))
 
         def over(reason: Over) -> None:
             # Ended by the handler itself, the task is about to end anyway.

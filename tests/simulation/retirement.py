@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 HANDED_OVER = "a draining worker handed an answer over"
 REFUSED = "a draining worker refused an attempt"
-# What a worker that has left may still hold: a step that nobody waits for ends in its own time.
-IN_A_STEP = frozenset({"blocks_fenced", "slots_held"})
+# What ends in its own time, with the process if need be: a step, and transfers to a peer that is silent.
+IN_ITS_OWN_TIME = frozenset({"blocks_fenced", "blocks_used", "slots_held", "transfers", "writes"})
 
 
 class Retirements:
@@ -89,7 +89,7 @@ class Retirements:
 
     def _ended(self, node: Node, away_s: float) -> None:
         """The node is done: it holds nothing, and its process ends."""
-        held = {what: count for what, count in node.ledger().items() if count and what not in IN_A_STEP}
+        held = {what: count for what, count in node.ledger().items() if count and what not in IN_ITS_OWN_TIME}
         if held and isinstance(node, WorkerNode):
             self._cluster.fail(f"{node.name} left with {held}")
         loop = self._cluster.loop
