@@ -259,7 +259,7 @@ class Server:
             self._serve(connection, method.handler, call), f"serve-{connection.kind}-{connection.names[0]}"
         )
         self._running[task] = None
-        task.add_done_callback(lambda ended: self._running.pop(ended))
+        task.add_done_callback(self._running.pop)
 
         def over(reason: Over) -> None:
             # Ended by the handler itself, the task is about to end anyway.
