@@ -214,7 +214,9 @@ async def test_a_failover_that_closes_no_socket_is_followed(redis: EmbeddedRedis
         await until_announced(new, P0)
         # And again after the new one was wiped.
         await new.flushall()
+        assert await new.dbsize() <= 1
         await until_announced(new, P0)
+        assert await new.dbsize() == 1
 
 
 class StagedRedis:
@@ -375,3 +377,4 @@ async def test_a_worker_that_started_without_redis_is_announced_once_it_is_there
         Redis.from_url(url) as client,
     ):
         await until_announced(client, P0)
+        assert await client.dbsize() == 1

@@ -300,8 +300,11 @@ async def test_a_prompt_that_never_reached_a_prefill_worker_lets_it_be_left() ->
         await until(lambda: stage.held()["asked"] > 0)
         drains(prefill)
         await until(lambda: not link_of(stage, prefill).is_ready)
+        assert not is_left(prefill)
         await decode.refuse(to_failure(Overloaded("full", retry_after_s=60.0)))
         await until(lambda: is_left(prefill))
+        told = [prefill.commands.get_nowait() for _ in range(prefill.commands.qsize())]
+        assert "prefill" not in {message.WhichOneof("message") for message in told}
 
 
 async def test_a_death_is_told_once_and_a_leave_is_no_warning(

@@ -235,8 +235,10 @@ async def test_the_last_that_serves_needs_force(tmp_path: Path) -> None:
 async def test_one_that_is_given_up_may_go_as_the_last(tmp_path: Path) -> None:
     async with rig(tmp_path, "decode-0", "prefill-0") as on:
         on.supervisor.life("decode-0").state = "failed"
-        await on.fleet.drain("decode-0", dry_run=False, force=False)
-        await until(lambda: on.names == {"prefill-0"})
+        told = await on.fleet.drain("decode-0", dry_run=False, force=False)
+        assert told.num_others == 0
+        await until(lambda: "decode-0" not in on.names)
+        assert on.names == {"prefill-0"}
 
 
 async def test_one_that_is_leaving_cannot_be_drained_again(tmp_path: Path) -> None:
