@@ -6,6 +6,7 @@ Knows only integers; neither models nor caches.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from baton.errors import InvalidRequest
@@ -23,10 +24,21 @@ class Limits:
     max_model_len: most tokens of prompt plus answer; the last generated token
         needs no KV, so a prompt may use all but one of them.
     vocab_size: token ids are below it.
+    rope_steps: rising lengths up to which each scale of the rotary embedding serves; () if it has one
+        scale only (baton/context_length.py).
     """
 
     max_model_len: int
     vocab_size: int
+    rope_steps: tuple[int, ...] = ()
+
+    def rope_step(self, num_tokens: int) -> int:
+        """Scale step that a sequence of so many tokens is computed at, all its tokens alike.
+
+        Tokens 0 .. n - 1 are computed at rope_step(n) before token n is sampled, so token n hangs on the
+        tokens before it alone, whoever computes it and when.
+        """
+        return bisect_left(self.rope_steps, num_tokens)
 
     def max_output_tokens(self, num_prompt_tokens: int) -> int:
         """Tokens that can be generated after a prompt of that length."""

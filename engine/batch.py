@@ -120,6 +120,7 @@ class ForwardBatch:
     seq_lens: [B] int32, tokens of context including the new ones.
     block_tables: [B, M] int32; entries beyond a sequence's blocks are 0 and mean nothing.
     logits_rows: [S] int64, rows of the packed batch whose next token is sampled.
+    rope_steps: [T] int64, scale step of each token's rotary embedding; None where all are 0.
     """
 
     step_id: int
@@ -132,6 +133,7 @@ class ForwardBatch:
     logits_rows: Int64Array
     sampling: SamplingArrays
     scored: ScoredRows | None = None
+    rope_steps: Int64Array | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -1,93 +1,18 @@
-"""Two configurations: what a model is, and how an engine runs it.
+"""How an engine runs its model: read once, at the entry point, and never changed.
 
-Both are read once, at the entry point, and never change. No torch here: dtypes and
-devices are names until engine/runner.py meets them.
+No torch here: dtypes and devices are names until engine/runner.py meets them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from baton.errors import ConfigError, ModelError
+from baton.errors import ConfigError
 from engine.block_size import DEFAULT_EXPECTED_TOKENS
-from engine.model.registry import find_architecture
-from engine.model.rope import RopeConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LAYOUTS = ("HND", "NHD")
 _TOKENS_PER_STEP = ("max_batch_tokens", "chunk_tokens", "mixed_tokens")
-
-# Settings of config.json that change the computation and that this decoder does not have.
-_UNSUPPORTED = ("quantization_config", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Everything about a model's computation that its weights do not say.
-
-    attention_bias: q, k and v have a bias; output_bias: so has the attention's output;
-    mlp_bias: so have the three projections of the MLP.
-    max_model_len: most tokens of prompt plus answer.
-    """
-
-    architecture: str
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_model_len: int
-    rms_norm_eps: float
-    rope: RopeConfig
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    eos_token_ids: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ModelError(
-                f"config.json: num_attention_heads {self.num_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_kv_heads}"
-            )
-        if self.head_dim % 2:
-            raise ModelError(f"config.json: head_dim is {self.head_dim}; rotary embeddings need it even")
-
-    @classmethod
-    def from_hf(
-        cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None
-    ) -> ModelConfig:
-        """Reads the contents of config.json and generation_config.json.
-
-        Raises ModelError naming the architecture or the setting that is not supported.
-        """
-        architecture = find_architecture(config.get("architectures") or [])
-        _refuse_unsupported(config)
-        num_heads = _count(config, "num_attention_heads")
-        hidden_size = _count(config, "hidden_size")
-        return cls(
-            architecture=architecture.name,
-            num_layers=_count(config, "num_hidden_layers"),
-            hidden_size=hidden_size,
-            intermediate_size=_count(config, "intermediate_size"),
-            num_heads=num_heads,
-            num_kv_heads=config.get("num_key_value_heads") or num_heads,
-            head_dim=config.get("head_dim") or hidden_size // num_heads,
-            vocab_size=_count(config, "vocab_size"),
-            max_model_len=_count(config, "max_position_embeddings"),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope=RopeConfig.from_hf(config),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            attention_bias=architecture.has_qkv_bias(config),
-            output_bias=architecture.has_output_bias(config),
-            mlp_bias=bool(config.get("mlp_bias", False)),
-            eos_token_ids=_eos_token_ids(config, generation_config or {}),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,36 +88,6 @@ class EngineConfig:
                 f"({self.max_batch_tokens}), or prompts could never be computed beside the decoding requests",
                 field="max_running",
             )
-
-
-def _count(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"config.json: {key} is {value!r}; a positive number is needed")
-    return value
-
-
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
-    for key in _UNSUPPORTED:
-        # Families whose window is switched off still carry its size.
-        if config.get(key) is not None and not (key == "sliding_window" and _window_is_off(config)):
-            raise ModelError(f"config.json: {key} is set to {config[key]!r}, which is not supported")
-    activation = config.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ModelError(f"config.json: hidden_act is {activation!r}; only silu is supported")
-
-
-def _window_is_off(config: Mapping[str, Any]) -> bool:
-    return config.get("use_sliding_window") is False
-
-
-def _eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> frozenset[int]:
-    # As baton.models.ModelDir reads it: a null in generation_config.json says nothing.
-    value = generation_config.get("eos_token_id")
-    value = config.get("eos_token_id") if value is None else value
-    if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)
 
 
 def _require_choice(key: str, value: str, choices: tuple[str, ...]) -> None:

@@ -39,6 +39,14 @@ Dtype = Annotated[
     str | None,
     typer.Option(help="auto, bfloat16, float16 or float32.", show_default="the checkpoint's"),
 ]
+PrefillKvDtype = Annotated[
+    str | None,
+    typer.Option(help="KV cache of prefill workers: as --dtype.", show_default="that of the weights"),
+]
+DecodeKvDtype = Annotated[
+    str | None,
+    typer.Option(help="KV cache of decode workers: as --dtype.", show_default="that of the weights"),
+]
 KvCacheBytes = Annotated[
     int | None,
     typer.Option(
@@ -106,6 +114,8 @@ def up(
     model: Model = None,
     threads: Threads = None,
     dtype: Dtype = None,
+    prefill_kv_dtype: PrefillKvDtype = None,
+    decode_kv_dtype: DecodeKvDtype = None,
     kv_cache_bytes: KvCacheBytes = None,
     placement: Placement = None,
     kv_transport: KvTransport = None,

@@ -46,6 +46,12 @@ class ClusterConfig:
         metadata={"help": "threads of each worker; unset: usable cores // workers, at least 1"},
     )
     dtype: str | None = field(default=None, metadata={"help": "auto, bfloat16, float16 or float32"})
+    prefill_kv_dtype: str | None = field(
+        default=None, metadata={"help": "KV cache of prefill workers: as dtype; auto is that of the weights"}
+    )
+    decode_kv_dtype: str | None = field(
+        default=None, metadata={"help": "KV cache of decode workers: as dtype; auto is that of the weights"}
+    )
     kv_cache_bytes: int | None = field(default=None, metadata={"help": "KV cache of each worker, in bytes"})
     kv_memory_fraction: float = field(
         default=0.1,
@@ -102,7 +108,8 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         TlsFiles.of(self)
         _require_choice("placement", self.placement, PLACEMENTS)
-        _require_choice("dtype", self.dtype, DTYPES)
+        for name in ("dtype", "prefill_kv_dtype", "decode_kv_dtype"):
+            _require_choice(name, getattr(self, name), DTYPES)
         _require_choice("kv_transport", self.kv_transport, KV_TRANSPORTS)
         _require_choice("prefill_on", self.prefill_on, PREFILL_RUNNERS)
         _require_workers("prefill", self.num_prefill, 0 if self.placement == "colocated" else 1)
@@ -177,6 +184,10 @@ class ClusterConfig:
     def router_names(self) -> list[str]:
         """The routers, in order."""
         return [f"router-{index}" for index in range(self.routers)]
+
+    def kv_dtype(self, role: str) -> str | None:
+        """Of the KV caches of that role, "prefill" or "decode"; None leaves it to the role."""
+        return self.prefill_kv_dtype if role == "prefill" else self.decode_kv_dtype
 
     def is_on_ray(self, role: str) -> bool:
         """Whether the workers of that role, "prefill" or "decode", are Ray actors."""

@@ -131,7 +131,11 @@ def _worker_settings(config: ClusterConfig, places: Places, role: str) -> dict[s
     }
     if config.threads is None and places.role_settings.has(role, "threads"):
         del settings["threads"]
-    optional = {"dtype": config.dtype, "kv_cache_bytes": config.kv_cache_bytes}
+    optional = {
+        "dtype": config.dtype,
+        "kv_dtype": config.kv_dtype(role),
+        "kv_cache_bytes": config.kv_cache_bytes,
+    }
     if role == "prefill":
         optional["kv_transport"] = config.kv_transport
     return settings | {name: value for name, value in optional.items() if value is not None}

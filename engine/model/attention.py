@@ -1,8 +1,16 @@
 """Attention over the paged cache, for a packed batch of whole prompts, chunks and decode tokens.
 
+    out[i] = softmax(scale * q[i] k[j]^T) v[j]  over  max(0, i - window + 1) <= j <= i
+
+A window counts the keys that a query sees, its own among them; window 0 sees all.
+
 Everything that does not depend on the layer (gather indices, masks) is built once per step
-in AttentionPlan; a layer then costs a handful of operators. A sequence never reads a slot
-that holds no token of its own, so whatever lies in unused slots cannot reach an output.
+in AttentionPlan, once for each distinct window of the model's layers; a layer then costs a
+handful of operators. A sequence never reads a slot that holds no token of its own, so
+whatever lies in unused slots cannot reach an output.
+
+The cache keeps the blocks outside a window: a block holds all layers, and a layer with
+another window may still read it. A window saves reading, not memory.
 
 Shape suffixes: T tokens, H heads, K kv heads, G = H / K, B sequences of a group, C context
 positions, h head_dim; N blocks, b block_size.
@@ -10,6 +18,7 @@ positions, h head_dim; N blocks, b block_size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,39 +36,68 @@ _FEW_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class ContextSpan:
+    """The blocks that some sequences' new tokens see: from that of the first key seen to the last.
+
+    first_block: [B] column of the block table.  num_blocks: [B].
+    length: [B] tokens in these blocks.  hidden: [B] tokens at their beginning that nobody sees.
+    """
+
+    first_block: Int64Array
+    num_blocks: Int64Array
+    length: Int64Array
+    hidden: Int64Array
+
+    @classmethod
+    def of(cls, batch: ForwardBatch, members: Int64Array, block_size: int, window: int) -> ContextSpan:
+        """members: [B] sequences of the batch."""
+        seq_lens = batch.seq_lens[members].astype(np.int64)
+        first = np.zeros_like(seq_lens)
+        if window:
+            num_new = np.diff(batch.cu_seqlens_q)[members]
+            first = np.maximum(seq_lens - num_new - window + 1, 0)
+        first_block = first // block_size
+        return cls(
+            first_block=first_block,
+            num_blocks=-(-seq_lens // block_size) - first_block,
+            length=seq_lens - first_block * block_size,
+            hidden=first - first_block * block_size,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences with one new token each, of similar length, padded to C = blocks per sequence * b.
+    """Sequences with one new token each, of similar spans, padded to C = blocks per sequence * b.
 
     rows: [B] their rows of the packed batch, or None if the batch is exactly this group.
-    block_ids: [B * C / b]; a sequence's padding repeats its own first block.
-    padding: [B, C] bool, True where there is no token.
+    block_ids: [B * C / b]; a sequence's padding repeats the first block of its span.
+    masked: [B, C] bool, True where there is no token that the sequence sees.
     stale: flat positions (in B * C) that may hold foreign bytes; values there are zeroed,
         because a weight of 0 times NaN is NaN.
     """
 
     rows: torch.Tensor | None
     block_ids: torch.Tensor
-    padding: torch.Tensor
+    masked: torch.Tensor
     stale: torch.Tensor
 
     @classmethod
     def build(
-        cls, batch: ForwardBatch, members: Int64Array, block_size: int, device: torch.device
+        cls, batch: ForwardBatch, members: Int64Array, block_size: int, device: torch.device, window: int
     ) -> DecodeGroup:
         """members: [B] sequences of the batch, rising."""
-        seq_lens = batch.seq_lens[members].astype(np.int64)
-        num_blocks = -(-seq_lens // block_size)
-        columns = np.arange(num_blocks.max())
-        tables = batch.block_tables[members][:, : len(columns)].astype(np.int64)
-        tables = np.where(columns < num_blocks[:, None], tables, tables[:, :1])
-        positions = np.arange(len(columns) * block_size)
-        padding = positions >= seq_lens[:, None]
+        span = ContextSpan.of(batch, members, block_size, window)
+        steps = np.arange(span.num_blocks.max())
+        columns = span.first_block[:, None] + np.where(steps < span.num_blocks[:, None], steps, 0)
+        tables = batch.block_tables[members[:, None], columns].astype(np.int64)
+        positions = np.arange(len(steps) * block_size)
+        padding = positions >= span.length[:, None]
         whole = len(members) == batch.num_tokens
         return cls(
             rows=None if whole else _to(batch.cu_seqlens_q[members].astype(np.int64), device),
             block_ids=_to(tables.reshape(-1), device),
-            padding=_to(padding, device),
-            stale=_to(np.flatnonzero(_stale(padding, seq_lens, num_blocks, block_size)), device),
+            masked=_to(padding | (positions < span.hidden[:, None]), device),
+            stale=_to(np.flatnonzero(_stale(padding, span, block_size)), device),
         )
 
 
@@ -67,50 +105,92 @@ class DecodeGroup:
 class PromptChunk:
     """Several new tokens of one sequence: rows start .. end of the packed batch.
 
-    block_ids: the sequence's blocks, or None if the chunk is its beginning and attends to
-        itself only.  seq_len: context including the chunk.
+    context: positions that are read, the chunk's own among them, from the first block that its
+        first query sees.
+    window: 0 where it hides nothing.
+    block_ids: the blocks of the context, or None if the chunk is the sequence's beginning and
+        attends to itself only.
+    mask: what fused attention needs of causal_mask(); None on a CPU, which does not use it.
     """
 
     start: int
     end: int
-    seq_len: int
+    context: int
+    window: int
     block_ids: torch.Tensor | None
+    mask: torch.Tensor | None
 
     @classmethod
-    def build(cls, batch: ForwardBatch, index: int, block_size: int, device: torch.device) -> PromptChunk:
+    def build(
+        cls, batch: ForwardBatch, index: int, block_size: int, device: torch.device, window: int
+    ) -> PromptChunk:
         """index: which sequence of the batch."""
         start, end = (int(row) for row in batch.cu_seqlens_q[index : index + 2])
-        seq_len, num_tokens = int(batch.seq_lens[index]), end - start
-        if seq_len == num_tokens:
-            return cls(start, end, seq_len, None)
-        block_ids = batch.block_tables[index, : -(-seq_len // block_size)].astype(np.int64)
-        return cls(start, end, seq_len, _to(block_ids, device))
+        seq_len = context = int(batch.seq_lens[index])
+        block_ids = None
+        if end - start < seq_len:
+            span = ContextSpan.of(batch, np.array([index]), block_size, window)
+            first, num_blocks, context = (
+                int(part[0]) for part in (span.first_block, span.num_blocks, span.length)
+            )
+            table = batch.block_tables[index, first : first + num_blocks]
+            block_ids = _to(table.astype(np.int64), device)
+        if window >= seq_len:
+            window = 0
+        mask = None if device.type == "cpu" else causal_mask(end - start, context, window, device)
+        return cls(start, end, context, window, block_ids, mask)
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """How one step's sequences attend. blocks, offsets: [T] where each new token's KV is stored."""
+class WindowPlan:
+    """How one step's sequences attend in the layers of one window."""
 
-    blocks: torch.Tensor
-    offsets: torch.Tensor
     groups: tuple[DecodeGroup, ...]
     chunks: tuple[PromptChunk, ...]
 
     @classmethod
-    def build(cls, batch: ForwardBatch, block_size: int, device: torch.device) -> AttentionPlan:
+    def build(cls, batch: ForwardBatch, block_size: int, device: torch.device, window: int) -> WindowPlan:
         """Sorts the sequences of a batch into decode groups and prompt chunks."""
         num_new = np.diff(batch.cu_seqlens_q)
         single = np.flatnonzero(num_new == 1)
-        num_blocks = -(-batch.seq_lens[single].astype(np.int64) // block_size)
+        num_blocks = ContextSpan.of(batch, single, block_size, window).num_blocks
         groups = [single[np.sort(part)] for part in _by_length(num_blocks)]
+        return cls(
+            groups=tuple(DecodeGroup.build(batch, members, block_size, device, window) for members in groups),
+            chunks=tuple(
+                PromptChunk.build(batch, int(index), block_size, device, window)
+                for index in np.flatnonzero(num_new > 1)
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """How one step's sequences attend. blocks, offsets: [T] where each new token's KV is stored.
+
+    by_window: of each window that the plan was built for.
+    """
+
+    blocks: torch.Tensor
+    offsets: torch.Tensor
+    by_window: Mapping[int, WindowPlan]
+
+    @classmethod
+    def build(
+        cls, batch: ForwardBatch, block_size: int, device: torch.device, windows: tuple[int, ...] = (0,)
+    ) -> AttentionPlan:
+        """windows: the distinct windows of the model's layers."""
+        # A window that no sequence has outgrown is none: such layers share one plan.
+        longest = int(batch.seq_lens.max())
+        outgrown = {window: window if window < longest else 0 for window in windows}
+        plans = {
+            window: WindowPlan.build(batch, block_size, device, window)
+            for window in sorted(set(outgrown.values()))
+        }
         return cls(
             blocks=_to(batch.slot_mapping // block_size, device),
             offsets=_to(batch.slot_mapping % block_size, device),
-            groups=tuple(DecodeGroup.build(batch, members, block_size, device) for members in groups),
-            chunks=tuple(
-                PromptChunk.build(batch, int(index), block_size, device)
-                for index in np.flatnonzero(num_new > 1)
-            ),
+            by_window={window: plans[effective] for window, effective in outgrown.items()},
         )
 
 
@@ -120,46 +200,73 @@ def store(kv_T2Kh: torch.Tensor, cache_N2Kbh: torch.Tensor, plan: AttentionPlan)
 
 
 def attend(
-    q_THh: torch.Tensor, kv_T2Kh: torch.Tensor, cache_N2Kbh: torch.Tensor, plan: AttentionPlan
+    q_THh: torch.Tensor,
+    kv_T2Kh: torch.Tensor,
+    cache_N2Kbh: torch.Tensor,
+    plan: AttentionPlan,
+    *,
+    window: int = 0,
+    scale: float,
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(h)) v per sequence, causal: [T, H, h]. The new KV must be stored already."""
+    """Attention of every new token to what it sees of its sequence: [T, H, h].
+
+    The new KV must be stored already.
+    window: one of those that the plan was built for.  scale: what scores are multiplied with.
+    """
+    of_window = plan.by_window[window]
     out_THh = torch.empty_like(q_THh, memory_format=torch.contiguous_format)
-    for chunk in plan.chunks:
+    for chunk in of_window.chunks:
         q_HTh = q_THh[chunk.start : chunk.end].transpose(0, 1)
-        attended = _attend_chunk(q_HTh, kv_T2Kh, cache_N2Kbh, chunk)
+        attended = _attend_chunk(q_HTh, kv_T2Kh, cache_N2Kbh, chunk, scale)
         out_THh[chunk.start : chunk.end] = attended.transpose(0, 1)
-    for group in plan.groups:
+    for group in of_window.groups:
         if group.rows is None:
-            return _attend_group(q_THh, cache_N2Kbh, group)
-        out_THh[group.rows] = _attend_group(q_THh[group.rows], cache_N2Kbh, group)
+            return _attend_group(q_THh, cache_N2Kbh, group, scale)
+        out_THh[group.rows] = _attend_group(q_THh[group.rows], cache_N2Kbh, group, scale)
     return out_THh
 
 
 def _attend_chunk(
-    q_HTh: torch.Tensor, kv_T2Kh: torch.Tensor, cache_N2Kbh: torch.Tensor, chunk: PromptChunk
+    q_HTh: torch.Tensor, kv_T2Kh: torch.Tensor, cache_N2Kbh: torch.Tensor, chunk: PromptChunk, scale: float
 ) -> torch.Tensor:
     if chunk.block_ids is None:
         kv_2KCh = kv_T2Kh[chunk.start : chunk.end].permute(1, 2, 0, 3)
     else:
-        kv_2KCh = _gather(cache_N2Kbh, chunk.block_ids)[:, :, : chunk.seq_len].to(q_HTh.dtype)
+        kv_2KCh = _gather(cache_N2Kbh, chunk.block_ids)[:, :, : chunk.context].to(q_HTh.dtype)
     if q_HTh.device.type == "cpu":
         q_KGTh = q_HTh.view(kv_2KCh.shape[1], -1, *q_HTh.shape[1:])
-        return blocked_attention(q_KGTh, kv_2KCh[0], kv_2KCh[1]).flatten(0, 1)
-    return fused_attention(q_HTh, kv_2KCh)
+        attended = blocked_attention(q_KGTh, kv_2KCh[0], kv_2KCh[1], window=chunk.window, scale=scale)
+        return attended.flatten(0, 1)
+    return fused_attention(q_HTh, kv_2KCh, chunk.mask, scale=scale)
 
 
-def fused_attention(q_HTh: torch.Tensor, kv_2KCh: torch.Tensor) -> torch.Tensor:
-    """Causal attention of the last T of C positions by torch's fused operator; [H, T, h]."""
-    num_new, context = q_HTh.shape[1], kv_2KCh.shape[2]
-    mask = None
-    if num_new < context:
-        mask = torch.ones(num_new, context, dtype=torch.bool, device=q_HTh.device).tril_(context - num_new)
+def fused_attention(
+    q_HTh: torch.Tensor, kv_2KCh: torch.Tensor, mask_TC: torch.Tensor | None, *, scale: float
+) -> torch.Tensor:
+    """Attention by torch's fused operator, [H, T, h]. mask_TC: from causal_mask()."""
     return functional.scaled_dot_product_attention(
-        q_HTh[None], kv_2KCh[:1], kv_2KCh[1:], attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        q_HTh[None],
+        kv_2KCh[:1],
+        kv_2KCh[1:],
+        attn_mask=mask_TC,
+        is_causal=mask_TC is None,
+        scale=scale,
+        enable_gqa=True,
     )[0]
 
 
-def _attend_group(q_BHh: torch.Tensor, cache_N2Kbh: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
+def causal_mask(num_new: int, context: int, window: int, device: torch.device) -> torch.Tensor | None:
+    """Which of C positions the last T see: [T, C] bool, or None if T is C and nothing but order counts."""
+    if num_new == context and not window:
+        return None
+    before = context - num_new
+    mask_TC = torch.ones(num_new, context, dtype=torch.bool, device=device).tril_(before)
+    return mask_TC.triu_(before - window + 1) if window else mask_TC
+
+
+def _attend_group(
+    q_BHh: torch.Tensor, cache_N2Kbh: torch.Tensor, group: DecodeGroup, scale: float
+) -> torch.Tensor:
     # Fused attention is slow with one query per sequence; the G queries that share a kv head
     # make one small product per sequence and kv head instead.
     num_sequences, num_heads, head_dim = q_BHh.shape
@@ -169,9 +276,9 @@ def _attend_group(q_BHh: torch.Tensor, cache_N2Kbh: torch.Tensor, group: DecodeG
     k_BCh, v_BCh = kv_2KPh.view(2, num_kv_heads * num_sequences, -1, head_dim)
     q_BGh = q_BHh.reshape(num_sequences, num_kv_heads, -1, head_dim)
     q_BGh = q_BGh.transpose(0, 1).reshape(len(k_BCh), -1, head_dim)
-    scores_BGC = scaled_product(q_BGh, k_BCh.transpose(1, 2), head_dim**-0.5)
+    scores_BGC = scaled_product(q_BGh, k_BCh.transpose(1, 2), scale)
     by_sequence = scores_BGC.view(num_kv_heads, num_sequences, -1, scores_BGC.shape[-1])
-    by_sequence.masked_fill_(group.padding[None, :, None], -torch.inf)
+    by_sequence.masked_fill_(group.masked[None, :, None], -torch.inf)
     # Exponentials and their sum are fp32 inside the operator.
     out_KBGh = torch.bmm(torch.softmax(scores_BGC, dim=-1), v_BCh).view(
         num_kv_heads, num_sequences, -1, head_dim
@@ -197,10 +304,10 @@ def _by_length(num_blocks: Int64Array) -> list[Int64Array]:
     return [np.array(group, np.int64) for group in groups]
 
 
-def _stale(padding: BoolArray, seq_lens: Int64Array, num_blocks: Int64Array, block_size: int) -> BoolArray:
+def _stale(padding: BoolArray, span: ContextSpan, block_size: int) -> BoolArray:
     # Padding repeats the first block: it holds only the sequence's own tokens once that is full.
-    own = np.arange(padding.shape[1]) < (num_blocks * block_size)[:, None]
-    return np.asarray(padding & (own | (seq_lens < block_size)[:, None]))
+    own = np.arange(padding.shape[1]) < (span.num_blocks * block_size)[:, None]
+    return np.asarray(padding & (own | (span.length < block_size)[:, None]))
 
 
 def _to(array: Int64Array | BoolArray, device: torch.device) -> torch.Tensor:

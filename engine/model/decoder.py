@@ -1,11 +1,8 @@
-"""The Llama-family decoder: embedding, layers, final norm and head, in plain torch.
+"""The decoder: embedding, layers, final norm and head, in plain torch, for every family.
 
-Owns the weights. It knows the cache only as one strided view per layer, and neither
-requests nor sampling.
-
-    hidden += attention(rms_norm(hidden));  hidden += mlp(rms_norm(hidden))
-
-The residual stream `hidden` is fp32 whatever the weights are; see docs/adr/0003.
+Owns the weights. It knows the cache only as one strided view per layer, and neither requests nor
+sampling. What a layer computes around its attention is engine/model/layer.py's; the families differ only
+in engine.model.config.ModelConfig and in which weights a layer has.
 
 Shape suffixes: T tokens, R rows whose logits are needed, D hidden, V vocabulary, C likeliest tokens.
 """
@@ -21,13 +18,14 @@ import torch
 from torch.nn import functional
 
 from engine.model.attention import AttentionPlan, attend, store
-from engine.model.layers import rms_norm, rotate_, silu_times_up
-from engine.model.rope import rope_table
+from engine.model.layer import LayerWeights, finish, project
+from engine.model.layers import rms_norm
+from engine.model.rope import Rope
 
 if TYPE_CHECKING:
     from engine.batch import ForwardBatch
-    from engine.config import ModelConfig
     from engine.kv_cache import KVCache
+    from engine.model.config import ModelConfig
 
 
 # Logits per row that are computed again in fp32. A token that matters and is not among them would have
@@ -35,42 +33,17 @@ if TYPE_CHECKING:
 REFINED = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
-    """A linear layer: weight [out, in], bias [out] or None."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x @ weight.T + bias."""
-        return functional.linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
-    """One layer. qkv holds q, k and v in this order, gate_up gate and up: one product each."""
-
-    input_norm: torch.Tensor
-    qkv: Projection
-    output: Projection
-    mlp_norm: torch.Tensor
-    gate_up: Projection
-    down: Projection
-
-
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """What one step's layers share.
 
     output_rows: [R] int64, the batch's logits_rows, then its scored rows.
-    cos, sin: [T, 1, h] fp32 rows of the rope table.
+    angles: of each of the model's rotary embeddings, the cosines and sines of the tokens: [T, 1, h] fp32.
     """
 
     token_ids: torch.Tensor
     output_rows: torch.Tensor
-    cos: torch.Tensor
-    sin: torch.Tensor
+    angles: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     plan: AttentionPlan
 
 
@@ -91,7 +64,9 @@ class Decoder:
         self._layers = layers
         self._norm = norm
         self._head = head
-        self._cos, self._sin = rope_table(config.rope, config.head_dim, config.max_model_len, self.device)
+        self._ropes = [Rope(rope, config.head_dim, config.rope_steps, self.device) for rope in config.ropes]
+        # In the weights' dtype, as the models were trained.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
 
     @property
     def device(self) -> torch.device:
@@ -106,15 +81,17 @@ class Decoder:
     def prepare(self, batch: ForwardBatch, block_size: int) -> StepInputs:
         """Brings a batch to the device and builds everything that no layer changes."""
         positions = torch.from_numpy(batch.positions).to(self.device)
+        steps = None
+        if batch.rope_steps is not None:
+            steps = torch.from_numpy(batch.rope_steps).to(self.device)
         output_rows = batch.logits_rows
         if batch.scored is not None:
             output_rows = np.concatenate([output_rows, batch.scored.rows])
         return StepInputs(
             token_ids=torch.from_numpy(batch.token_ids).to(self.device),
             output_rows=torch.from_numpy(output_rows).to(self.device),
-            cos=self._cos[positions][:, None],
-            sin=self._sin[positions][:, None],
-            plan=AttentionPlan.build(batch, block_size, self.device),
+            angles=tuple(rope.rows(positions, steps) for rope in self._ropes),
+            plan=AttentionPlan.build(batch, block_size, self.device, self.config.windows),
         )
 
     def forward(
@@ -131,21 +108,19 @@ class Decoder:
             stream behind it: [T, D], behind the last layer [R, D].
         stored: called with the number of layers that store their KV in the cache, after each has.
         """
-        hidden_TD = self._embedding[inputs.token_ids].float()
+        hidden_TD = self._embedding[inputs.token_ids].float() * self._embedding_scale
         if watch is not None:
             watch(-1, hidden_TD)
         last = len(self._layers) - 1
         for index, weights in enumerate(self._layers):
-            attended = self._attention(hidden_TD, index, inputs, cache, stored)
+            attended_TA = self._attention(hidden_TD, index, inputs, cache, stored)
             if index == last:
                 # Only the rows whose logits are needed go through the rest of the last layer.
-                hidden_TD, attended = hidden_TD[inputs.output_rows], attended[inputs.output_rows]
-            hidden_TD = hidden_TD + weights.output(attended)
-            normed = self._normed(hidden_TD, weights.mlp_norm)
-            hidden_TD = hidden_TD + weights.down(silu_times_up(weights.gate_up(normed)))
+                hidden_TD, attended_TA = hidden_TD[inputs.output_rows], attended_TA[inputs.output_rows]
+            hidden_TD = finish(hidden_TD, attended_TA, weights, self.config)
             if watch is not None:
                 watch(index, hidden_TD)
-        return self._normed(hidden_TD, self._norm)
+        return rms_norm(hidden_TD, self._norm, self.config.rms_norm_eps).to(self.dtype)
 
     def logits(self, normed_RD: torch.Tensor, scored_R: torch.Tensor | None = None) -> torch.Tensor:
         """[R, V] fp32 logits.
@@ -165,9 +140,6 @@ class Decoder:
         refined_RC = torch.bmm(rows_RCD, normed_RD.float()[:, :, None])[:, :, 0]
         return logits_RV.scatter_(1, exact_RC, refined_RC)
 
-    def _normed(self, hidden_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden_TD, weight_D, self.config.rms_norm_eps).to(self.dtype)
-
     def _attention(
         self,
         hidden_TD: torch.Tensor,
@@ -176,13 +148,20 @@ class Decoder:
         cache: KVCache,
         stored: Callable[[int], None] | None,
     ) -> torch.Tensor:
-        config, weights, cache_N2Kbh = self.config, self._layers[index], cache.layer(index)
-        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
-        normed = self._normed(hidden_TD, weights.input_norm)
-        qkv = weights.qkv(normed).view(-1, num_heads + 2 * num_kv_heads, config.head_dim)
-        rotate_(qkv[:, : num_heads + num_kv_heads], inputs.cos, inputs.sin)
-        kv_T2Kh = qkv[:, num_heads:].view(-1, 2, num_kv_heads, config.head_dim)
+        """[T, heads * head_dim]: what the new tokens read from the cache, which has their own KV by then."""
+        config, cache_N2Kbh = self.config, cache.layer(index)
+        layer, num_heads = config.layers[index], config.num_heads
+        qkv = project(hidden_TD, self._layers[index], config, *inputs.angles[layer.rope])
+        kv_T2Kh = qkv[:, num_heads:].view(-1, 2, config.num_kv_heads, config.head_dim)
         store(kv_T2Kh, cache_N2Kbh, inputs.plan)
         if stored is not None:
             stored(index + 1)
-        return attend(qkv[:, :num_heads], kv_T2Kh, cache_N2Kbh, inputs.plan).flatten(1)
+        attended_THh = attend(
+            qkv[:, :num_heads],
+            kv_T2Kh,
+            cache_N2Kbh,
+            inputs.plan,
+            window=layer.window,
+            scale=config.attention_scale,
+        )
+        return attended_THh.flatten(1)

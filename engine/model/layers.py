@@ -15,14 +15,21 @@ def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Te
     return functional.rms_norm(x_TD, weight_D.shape, weight_D, eps)
 
 
-def rotate_(x_TNh: torch.Tensor, cos_T1h: torch.Tensor, sin_T1h: torch.Tensor) -> None:
-    """Rotates heads in place, in fp32; the tables are engine/model/rope.py's rows of each position."""
+def norm_heads(x_TNh: torch.Tensor, weight_Nh: torch.Tensor, eps: float) -> torch.Tensor:
+    """rms_norm() of every head over its own h elements; weight: fp32, of each head. Returns fp32."""
+    return functional.rms_norm(x_TNh.float(), x_TNh.shape[-1:], eps=eps).mul_(weight_Nh)
+
+
+def rotated(x_TNh: torch.Tensor, cos_T1h: torch.Tensor, sin_T1h: torch.Tensor) -> torch.Tensor:
+    """Heads turned by their positions' angles, in fp32; the tables are rows of engine.model.rope.Rope."""
     wide = x_TNh.float()
     swapped = wide.roll(wide.shape[-1] // 2, dims=-1)
-    x_TNh.copy_(torch.addcmul(wide * cos_T1h, swapped, sin_T1h))
+    return torch.addcmul(wide * cos_T1h, swapped, sin_T1h)
 
 
-def silu_times_up(gate_up_T2F: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up; the input holds both, gate first."""
+def gated(gate_up_T2F: torch.Tensor, activation: str) -> torch.Tensor:
+    """activation(gate) * up; the input holds both, gate first. activation: "silu" or "gelu_pytorch_tanh"."""
     gate, up = gate_up_T2F.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
+    if activation == "silu":
+        return functional.silu(gate).mul_(up)
+    return functional.gelu(gate, approximate="tanh").mul_(up)

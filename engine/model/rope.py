@@ -1,105 +1,134 @@
-"""Rotary position embeddings: which scaling a model uses, and its table of angles.
+"""Rotary position embeddings: the cosines and sines of a step's positions.
 
     inv_freq[i] = theta ** (-2 i / h),  angle[p, i] = p * inv_freq[i],  i < h / 2
     rotated = x * cos(angle) + rotate_half(x) * sin(angle),  rotate_half([a, b]) = [-b, a]
 
-linear scaling divides every frequency by `factor`; llama3 divides the low ones and
-interpolates between (Llama 3.1). Angles are computed in fp64 from integer positions and
-kept as fp32 cosines and sines: half-precision angles lose whole turns long before they
-overflow.
+All is fp32, computed as transformers computes it (ROPE_INIT_FUNCTIONS): a model was trained with the
+rounding of these formulas too, so its own angles are the right ones and not those of a finer arithmetic.
+Nothing is ever half precision. No table is kept: a step computes the rows of its positions.
+
+What scaling does to the frequencies, for a factor s:
+
+    linear   inv_freq / s
+    dynamic  theta becomes theta * (s L / original - (s - 1)) ** (h / (h - 2)), L the length of a scale step
+    yarn     inv_freq / s for those that turn seldom within the original length, inv_freq for those that
+             turn often, a ramp between
+    llama3   the same with bounds by wavelength
+    longrope inv_freq / short_factor[i] up to the original length, / long_factor[i] above
+
+yarn and longrope also multiply cosines and sines with an attention factor. Scale steps: docs/adr/0008.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+
+import torch
 
 from baton.errors import ModelError
-
-if TYPE_CHECKING:
-    import torch
-
-ROPE_TYPES = ("default", "linear", "llama3")
-_ORIGINAL_LENGTH = "original_max_position_embeddings"
+from engine.model.rope_config import RopeConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """Parameters of the rotary embedding; the factors are those of Llama 3.1's rope_scaling."""
+class Rope:
+    """Cosines and sines of one rotary embedding on one device.
 
-    rope_type: str = "default"
-    theta: float = 10000.0
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> RopeConfig:
-        """Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
-
-        Raises ModelError naming a rope type or parameter that is not supported.
-        """
-        parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-        if rope_type not in ROPE_TYPES:
-            raise ModelError(
-                f"config.json: rope type {rope_type!r} is not supported; "
-                f"supported are {', '.join(ROPE_TYPES)}"
-            )
-        if parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-            raise ModelError("config.json: partial_rotary_factor is not supported")
-        theta = float(parameters.get("rope_theta", config.get("rope_theta", 10000.0)))
-        if rope_type == "default":
-            return cls(theta=theta)
-        if rope_type == "linear":
-            return cls(rope_type=rope_type, theta=theta, factor=_number(parameters, "factor"))
-        return cls(
-            rope_type=rope_type,
-            theta=theta,
-            factor=_number(parameters, "factor"),
-            low_freq_factor=_number(parameters, "low_freq_factor"),
-            high_freq_factor=_number(parameters, "high_freq_factor"),
-            # Once a setting of the whole model, now of its rope parameters.
-            original_max_position_embeddings=int(_number({**config, **parameters}, _ORIGINAL_LENGTH)),
-        )
-
-    def inverse_frequencies(self, head_dim: int) -> list[float]:
-        """The h / 2 frequencies in radians per position, highest first."""
-        plain = [self.theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
-        if self.rope_type == "llama3":
-            return [self._llama3(frequency) for frequency in plain]
-        return [frequency / self.factor for frequency in plain]
-
-    def _llama3(self, frequency: float) -> float:
-        # Turns that the frequency makes within the original context decide how much it is stretched.
-        turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
-        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        kept = min(max(kept, 0.0), 1.0)
-        return kept * frequency + (1 - kept) * frequency / self.factor
-
-
-def rope_table(
-    config: RopeConfig, head_dim: int, max_model_len: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and signed sines of every position: two [max_model_len, head_dim] fp32 tensors.
-
-    The first half of the sines carries the minus sign of rotate_half, so that a rotation is
-    x * cos + swap_halves(x) * sin.
+    rope_steps: the model's scale steps (baton/context_length.py); () if it has one scale.
+    Raises ModelError if longrope's factors are not as many as head_dim has frequencies.
     """
-    import torch  # noqa: PLC0415  (RopeConfig is read by engine/config.py, which knows no torch)
 
-    positions = torch.arange(max_model_len, dtype=torch.float64, device=device)
-    frequencies = torch.tensor(config.inverse_frequencies(head_dim), dtype=torch.float64, device=device)
-    angles = positions[:, None] * frequencies[None, :]
-    cos, sin = angles.cos().float(), angles.sin().float()
-    return torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
+    def __init__(
+        self, config: RopeConfig, head_dim: int, rope_steps: tuple[int, ...], device: torch.device
+    ) -> None:
+        _check_factors(config, head_dim)
+        scaled_by_length = config.rope_type in ("dynamic", "longrope")
+        lengths = (rope_steps if scaled_by_length else ()) or (config.original_length,)
+        frequencies = [_frequencies(config, head_dim, length) for length in lengths]
+        # One row per scale step, [steps, h / 2] fp32 radians per position.
+        self.frequencies = torch.stack(frequencies).to(device)
+        self._attention_factor = config.attention_factor
+
+    def rows(
+        self, positions_T: torch.Tensor, steps_T: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(cos, sin), each [T, 1, head_dim] fp32; the first half of sin has the sign of rotate_half.
+
+        So a rotation is x * cos + swap_halves(x) * sin.
+        positions_T: int64.  steps_T: int64, each token's scale step, or None: all 0.
+        """
+        one_scale = steps_T is None or len(self.frequencies) == 1
+        frequencies = self.frequencies[:1] if one_scale else self.frequencies[steps_T]
+        angles = positions_T[:, None].float() * frequencies
+        cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
+        return torch.cat((cos, cos), dim=1)[:, None], torch.cat((-sin, sin), dim=1)[:, None]
 
 
-def _number(parameters: Mapping[str, Any], key: str) -> float:
-    value = parameters.get(key)
-    if not isinstance(value, int | float) or value <= 0:
-        raise ModelError(f"config.json: rope parameter {key} is {value!r}; a positive number is needed")
-    return float(value)
+def _check_factors(config: RopeConfig, head_dim: int) -> None:
+    if config.rope_type != "longrope":
+        return
+    for key, factors in (("short_factor", config.short_factors), ("long_factor", config.long_factors)):
+        if len(factors) != head_dim // 2:
+            raise ModelError(
+                f"config.json: rope parameter {key} has {len(factors)} numbers; "
+                f"a head of {head_dim} elements needs {head_dim // 2}"
+            )
+
+
+def _frequencies(config: RopeConfig, head_dim: int, length: int) -> torch.Tensor:
+    """[h / 2] fp32 radians per position on the CPU, highest first, at the scale for sequences of `length`."""
+    powers = _powers(_theta(config, head_dim, length), head_dim)
+    if config.rope_type == "yarn":
+        return _yarn_frequencies(config, powers)
+    if config.rope_type == "longrope":
+        factors = config.long_factors if length > config.original_length else config.short_factors
+        return 1.0 / (powers.new_tensor(factors) * powers)
+    plain = 1.0 / powers
+    if config.rope_type == "llama3":
+        return _llama3_frequencies(config, plain)
+    return plain / config.factor if config.rope_type == "linear" else plain
+
+
+def _powers(theta: float | torch.Tensor, head_dim: int) -> torch.Tensor:
+    powers: torch.Tensor = theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    return powers
+
+
+def _theta(config: RopeConfig, head_dim: int, length: int) -> float | torch.Tensor:
+    if config.rope_type != "dynamic" or length <= config.original_length:
+        return config.theta
+    # transformers gets the length as a tensor, so its base is rounded to fp32.
+    stretched = config.factor * torch.tensor(length) / config.original_length - (config.factor - 1)
+    theta: torch.Tensor = config.theta * stretched ** (head_dim / (head_dim - 2))
+    return theta
+
+
+def _yarn_frequencies(config: RopeConfig, powers: torch.Tensor) -> torch.Tensor:
+    num_frequencies = len(powers)
+    low, high = _yarn_bounds(config, 2 * num_frequencies)
+    ramp = ((torch.arange(num_frequencies).float() - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    return 1.0 / (config.factor * powers) * (1 - kept) + 1.0 / powers * kept
+
+
+def _yarn_bounds(config: RopeConfig, head_dim: int) -> tuple[float, float]:
+    """Which frequencies begin and end the ramp: those that turn beta_fast and beta_slow times."""
+
+    def index_of(turns: float) -> float:
+        wavelengths = config.original_length / (turns * 2 * math.pi)
+        return head_dim * math.log(wavelengths) / (2 * math.log(config.theta))
+
+    low, high = index_of(config.beta_fast), index_of(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    # A ramp of no width would divide by zero.
+    return low, high + 0.001 if low == high else high
+
+
+def _llama3_frequencies(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
+    original, factor = config.original_length, config.factor
+    low, high = config.low_freq_factor, config.high_freq_factor
+    wavelengths = 2 * math.pi / plain
+    kept = (original / wavelengths - low) / (high - low)
+    between = (1 - kept) * plain / factor + kept * plain
+    scaled = torch.where(wavelengths > original / low, plain / factor, between)
+    return torch.where(wavelengths < original / high, plain, scaled)

@@ -33,9 +33,10 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def safetensors_bytes(data: bytes) -> bytes:
+def safetensors_bytes(data: bytes, tensor: str = "of model.safetensors") -> bytes:
     """One tensor of raw bytes, laid out by hand from the format's description."""
-    header = json.dumps({"w": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}).encode()
+    entry = {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}
+    header = json.dumps({tensor: entry}).encode()
     return struct.pack("<Q", len(header)) + header + data
 
 
@@ -44,12 +45,12 @@ def make_folder(folder: Path, weights: dict[str, bytes] | None = None, **changes
     (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
     (folder / "tokenizer.json").write_text("{}")
     for name, data in (weights or {"model.safetensors": b"weights"}).items():
-        (folder / name).write_bytes(safetensors_bytes(data))
+        (folder / name).write_bytes(safetensors_bytes(data, f"of {name}"))
     return folder
 
 
 def write_index(folder: Path, *names: str) -> None:
-    weight_map = {f"w{number}": name for number, name in enumerate(names)}
+    weight_map = {f"of {name}": name for name in names}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
@@ -127,7 +128,7 @@ def test_a_missing_file_is_named_with_its_remedy(tmp_path, name):
 def test_exactly_the_shards_of_the_index_are_used(tmp_path):
     shards = {"b-2.safetensors": b"two", "a-1.safetensors": b"one", "stale-3.safetensors": b"stale"}
     folder = make_folder(tmp_path / "m", shards)
-    write_index(folder, "b-2.safetensors", "a-1.safetensors", "b-2.safetensors")
+    write_index(folder, "b-2.safetensors", "a-1.safetensors")
     model = ModelDir.open(folder)
     assert [path.name for path in model.weights_files] == ["a-1.safetensors", "b-2.safetensors"]
 
@@ -187,8 +188,10 @@ def test_a_bad_count_names_the_key(tmp_path, value):
 def test_weights_id_is_the_digest_of_the_files_in_order(tmp_path):
     folder = make_folder(tmp_path / "m", {"b.safetensors": b"two", "a.safetensors": b"one"})
     write_index(folder, "a.safetensors", "b.safetensors")
-    expected = hashlib.sha256(safetensors_bytes(b"one") + safetensors_bytes(b"two")).hexdigest()
-    assert ModelDir.open(folder).weights_id == expected
+    first, second = (
+        safetensors_bytes(data, f"of {name}.safetensors") for data, name in ((b"one", "a"), (b"two", "b"))
+    )
+    assert ModelDir.open(folder).weights_id == hashlib.sha256(first + second).hexdigest()
 
 
 def test_weights_id_is_computed_once(tmp_path, monkeypatch):

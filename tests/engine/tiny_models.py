@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from baton.sampling import SamplingParams
 from engine.batch import ForwardBatch
 from engine.batch_builder import Chunk, build_batch
-from engine.config import ModelConfig
 from engine.kv_cache import CacheShape, KVCache
-from engine.model.weights import Checkpoint, load_decoder
+from engine.model.config import ModelConfig
+from engine.model.loading import load_decoder
+from engine.model.weights import Checkpoint
 from engine.request import Request
 from engine.runner import ModelRunner
 
@@ -39,6 +41,7 @@ AWKWARD = {
 
 
 Reference = Callable[..., tuple[Path, LlamaForCausalLM]]
+Families = Callable[[str], tuple[Path, PreTrainedModel]]
 
 
 def save_reference(folder: Path, **overrides: Any) -> LlamaForCausalLM:
@@ -46,13 +49,18 @@ def save_reference(folder: Path, **overrides: Any) -> LlamaForCausalLM:
     torch.manual_seed(1)
     config = LlamaConfig(**(AWKWARD | {"initializer_range": 0.2} | overrides))
     model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
-                parameter.add_(torch.randn_like(parameter) * 0.3)
+    randomize(model)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
     return model
+
+
+@torch.no_grad()
+def randomize(model: PreTrainedModel) -> None:
+    """Makes norms and biases matter, which transformers starts at one and zero."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            parameter.add_(torch.randn_like(parameter) * 0.3)
 
 
 def load_runner(
@@ -85,6 +93,39 @@ def make_request(token_ids: Sequence[int], *, number: int = 0, **fields: Any) ->
     params = fields.pop("params", SamplingParams(temperature=0, max_tokens=32))
     fields.setdefault("num_prompt_tokens", len(token_ids))
     return Request(attempt_id=number.to_bytes(16, "big"), token_ids=list(token_ids), params=params, **fields)
+
+
+def prompts_of(*lengths: int) -> list[list[int]]:
+    """Random prompts of these lengths, the same at every call."""
+    rng = random.Random(7)
+    return [[rng.randrange(101) for _ in range(length)] for length in lengths]
+
+
+def shuffled_blocks(num_blocks: int = 120) -> list[int]:
+    """Every block of a cache, in no order."""
+    return random.Random(3).sample(range(num_blocks), num_blocks)
+
+
+def scattered(token_ids: list[int], free: list[int], *, block_size: int = 4, room: int = 0) -> Request:
+    """A request whose blocks are taken from anywhere in the cache."""
+    count = -(-(len(token_ids) + room) // block_size)
+    return make_request(token_ids, block_ids=[free.pop() for _ in range(count)])
+
+
+@torch.no_grad()
+def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    """transformers' logits at every position, [T, V]."""
+    logits: torch.Tensor = model(torch.tensor([token_ids])).logits[0]
+    return logits
+
+
+@torch.no_grad()
+def greedy_reference(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
+    """The prompt and transformers' greedy tokens behind it."""
+    output = model.generate(
+        torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
+    )
+    return [int(token) for token in output[0]]
 
 
 def logits_of(runner: ModelRunner, chunks: Sequence[tuple[Request, int]]) -> list[torch.Tensor]:

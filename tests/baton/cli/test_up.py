@@ -44,12 +44,15 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
     flags += ["--redis-url=redis://h/0", "--no-ray", f"--trace-file={tmp_path}", f"--log-dir={tmp_path}"]
     flags += ["--tls-cert=c", "--tls-key=k", "--tls-ca=a", "--tls-server-name=n", "--kv-transport=nixl"]
     flags += ["--placement=disaggregated", "--routers=2", "--control-port=4", "--drain-s=7"]
+    flags += ["--prefill-kv-dtype=bfloat16", "--decode-kv-dtype=float16"]
     assert settings(baton, started, *flags, "--start-timeout-s=9") == ClusterConfig(
         prefill=2,
         decode=3,
         model="m",
         threads=4,
         dtype="float32",
+        prefill_kv_dtype="bfloat16",
+        decode_kv_dtype="float16",
         kv_cache_bytes=1000,
         placement="disaggregated",
         kv_transport="nixl",
@@ -89,6 +92,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(baton, started, t
     [
         ("--prefill=0", "prefill"),
         ("--dtype=int8", "dtype"),
+        ("--decode-kv-dtype=fp8", "decode_kv_dtype"),
         ("--port=70000", "port"),
         ("--placement=warm", "placement"),
         ("--drain-s=-1", "drain_s"),

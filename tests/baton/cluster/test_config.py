@@ -64,6 +64,8 @@ def test_every_other_placement_needs_a_prefill_worker(placement) -> None:
         ("port", 65536),
         ("dashboard_port", -1),
         ("dtype", "int8"),
+        ("prefill_kv_dtype", "fp16"),
+        ("decode_kv_dtype", "half"),
         ("kv_transport", "tcp"),
         ("placement", "warm"),
         ("prefill_on", "slurm"),

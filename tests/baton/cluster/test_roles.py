@@ -113,6 +113,27 @@ def test_prefill_workers_have_names_and_share_settings(places) -> None:
     }
 
 
+def test_each_role_has_a_kv_dtype_of_its_own(places) -> None:
+    config = ClusterConfig(prefill_kv_dtype="bfloat16", decode_kv_dtype="float16", ray=False)
+    (prefill,), (decode,) = prefill_specs(config, places), decode_specs(config, places)
+    assert read(prefill, PrefillConfig, "prefill").kv_dtype == "bfloat16"
+    assert read(decode, DecodeConfig, "decode").kv_dtype == "float16"
+
+
+def test_the_pool_knows_the_kv_dtype_of_each_role(places) -> None:
+    config = ClusterConfig(prefill_on="ray", prefill_kv_dtype="float32", decode_kv_dtype="bfloat16")
+    environ = pool_spec(config, places).environment
+    assert load_config(PrefillConfig, section="prefill", argv=[], environ=environ).kv_dtype == "float32"
+    assert load_config(DecodeConfig, section="decode", argv=[], environ=environ).kv_dtype == "bfloat16"
+
+
+def test_a_kv_dtype_that_is_not_set_is_left_to_the_role(places) -> None:
+    (spec,) = decode_specs(ClusterConfig(ray=False), places)
+    environ = {**spec.environment, "BATON_DECODE_KV_DTYPE": "float16"}
+    config = load_config(DecodeConfig, section="decode", argv=spec.command[2:], environ=environ)
+    assert config.kv_dtype == "float16"
+
+
 def test_all_workers_together_take_a_share_of_the_memory(places) -> None:
     config = ClusterConfig(prefill=2, decode=3, kv_memory_fraction=0.4, ray=False)
     shares = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.model import blocked_attention as blocked
-from engine.model.attention import fused_attention
+from engine.model.attention import causal_mask, fused_attention
 
 
 def exact_attention(q_HTh: torch.Tensor, k_KCh: torch.Tensor, v_KCh: torch.Tensor) -> torch.Tensor:
@@ -38,9 +38,10 @@ def test_a_chunk_attends_causally_to_its_context(path: str, sizes: tuple[int, in
 
     if path == "blocked":
         q_KGTh = q_HTh.unflatten(0, (num_kv_heads, -1))
-        out_HTh = blocked.blocked_attention(q_KGTh, kv_2KCh[0], kv_2KCh[1]).flatten(0, 1)
+        out_HTh = blocked.blocked_attention(q_KGTh, kv_2KCh[0], kv_2KCh[1], scale=head_dim**-0.5).flatten(0, 1)
     else:
-        out_HTh = fused_attention(q_HTh, kv_2KCh)
+        mask = causal_mask(num_new, context, 0, q_HTh.device)
+        out_HTh = fused_attention(q_HTh, kv_2KCh, mask, scale=head_dim**-0.5)
 
     expected = exact_attention(q_HTh, kv_2KCh[0], kv_2KCh[1])
     torch.testing.assert_close(out_HTh.double(), expected, rtol=0, atol=1e-5)

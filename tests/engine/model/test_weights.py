@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.errors import ModelError
-from engine.config import ModelConfig
+from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
-from engine.model.weights import Checkpoint, load_decoder
+from engine.model.loading import load_decoder
+from engine.model.weights import Checkpoint
 from tests.engine.tiny_models import Reference, load_runner, logits_of, make_request
 
 Tensors = dict[str, torch.Tensor]

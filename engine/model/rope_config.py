@@ -1,0 +1,177 @@
+"""What a model's rotary embeddings are, as config.json says it, with every number checked.
+
+Owns the reading, and which values follow from others; the formulas are engine/model/rope.py's.
+No torch: engine/config.py reads this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from baton.context_length import scale_factor, whole_number
+from baton.errors import ModelError
+from baton.rope_parameters import ORIGINAL_LENGTH, rope_parameters
+
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+# What transformers takes where config.json is silent; from the paper.
+_BETA_FAST, _BETA_SLOW = 32.0, 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """One rotary embedding, with everything resolved that config.json leaves to a rule.
+
+    theta: base of the frequencies.  factor: how far it is stretched.
+    original_length: tokens that the model was trained on before it was stretched.
+    attention_factor: what cosines and sines are multiplied with.
+    low_freq_factor, high_freq_factor: of llama3.  beta_fast, beta_slow, truncate: of yarn.
+    short_factors, long_factors: of longrope, one for each frequency.
+    """
+
+    rope_type: str = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    original_length: int = 0
+    attention_factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = _BETA_FAST
+    beta_slow: float = _BETA_SLOW
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+
+def ropes_of(
+    config: Mapping[str, Any], *, default_theta: float = 10000.0, local_theta: float | None = None
+) -> dict[str, RopeConfig]:
+    """The rotary embeddings of a model by layer type, from the content of config.json.
+
+    Keys: "full_attention" and, for models with two, "sliding_attention". default_theta, local_theta: what
+    the architecture has where config.json is silent; local_theta: of layers with a window.
+
+    Raises ModelError naming the type or the parameter that is not supported.
+    """
+    ropes = rope_parameters(config, default_theta=default_theta, local_theta=local_theta)
+    return {layer_type: _read(parameters, config) for layer_type, parameters in ropes.items()}
+
+
+def _read(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> RopeConfig:
+    rope_type = parameters["rope_type"]
+    if rope_type not in ROPE_TYPES:
+        raise ModelError(
+            f"config.json: rope type {rope_type!r} is not supported; supported are {', '.join(ROPE_TYPES)}"
+        )
+    if parameters["partial_rotary_factor"] != 1:
+        raise ModelError(
+            f"config.json: partial_rotary_factor is {parameters['partial_rotary_factor']!r}; "
+            "only models that rotate whole heads are supported"
+        )
+    theta = _number(parameters, "rope_theta")
+    if rope_type == "default":
+        return RopeConfig(theta=theta)
+    if rope_type == "linear":
+        return RopeConfig(rope_type=rope_type, theta=theta, factor=scale_factor(parameters))
+    if rope_type == "dynamic":
+        return RopeConfig(
+            rope_type=rope_type,
+            theta=theta,
+            factor=scale_factor(parameters),
+            original_length=whole_number(config, "max_position_embeddings"),
+        )
+    scaled = {"yarn": _yarn, "llama3": _llama3, "longrope": _longrope}[rope_type]
+    return scaled(parameters, config, theta)
+
+
+def _llama3(parameters: Mapping[str, Any], _config: Mapping[str, Any], theta: float) -> RopeConfig:
+    low, high = _number(parameters, "low_freq_factor"), _number(parameters, "high_freq_factor")
+    if low >= high:
+        raise ModelError(
+            f"config.json: rope parameter high_freq_factor is {high}; "
+            f"it must be above low_freq_factor, which is {low}"
+        )
+    return RopeConfig(
+        rope_type="llama3",
+        theta=theta,
+        factor=scale_factor(parameters),
+        original_length=whole_number(parameters, ORIGINAL_LENGTH),
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _yarn(parameters: Mapping[str, Any], config: Mapping[str, Any], theta: float) -> RopeConfig:
+    truncate = parameters.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise ModelError(f"config.json: rope parameter truncate is {truncate!r}; write true or false")
+    factor = _stretch(parameters, config)
+    return RopeConfig(
+        rope_type="yarn",
+        theta=theta,
+        factor=factor,
+        original_length=whole_number(parameters, ORIGINAL_LENGTH),
+        attention_factor=_yarn_attention_factor(parameters, factor),
+        beta_fast=_number(parameters, "beta_fast", _BETA_FAST),
+        beta_slow=_number(parameters, "beta_slow", _BETA_SLOW),
+        truncate=truncate,
+    )
+
+
+def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
+    if parameters.get("attention_factor") is not None:
+        return _number(parameters, "attention_factor")
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        above, below = _number(parameters, "mscale"), _number(parameters, "mscale_all_dim")
+        return _magnitude(factor, above) / _magnitude(factor, below)
+    return _magnitude(factor, 1.0)
+
+
+def _magnitude(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _longrope(parameters: Mapping[str, Any], config: Mapping[str, Any], theta: float) -> RopeConfig:
+    original_length = whole_number(parameters, ORIGINAL_LENGTH)
+    factor = _stretch(parameters, config)
+    if parameters.get("attention_factor") is not None:
+        attention_factor = _number(parameters, "attention_factor")
+    elif factor > 1:
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original_length))
+    else:
+        attention_factor = 1.0
+    return RopeConfig(
+        rope_type="longrope",
+        theta=theta,
+        factor=factor,
+        original_length=original_length,
+        attention_factor=attention_factor,
+        short_factors=_numbers(parameters, "short_factor"),
+        long_factors=_numbers(parameters, "long_factor"),
+    )
+
+
+def _stretch(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> float:
+    """The factor, or what the two lengths say where it is absent."""
+    if parameters.get("factor") is not None:
+        return scale_factor(parameters)
+    lengths = whole_number(config, "max_position_embeddings"), whole_number(parameters, ORIGINAL_LENGTH)
+    return lengths[0] / lengths[1]
+
+
+def _number(parameters: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = parameters.get(key)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise ModelError(f"config.json: rope parameter {key} is {value!r}; write a positive number")
+
+
+def _numbers(parameters: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    values = parameters.get(key)
+    if not isinstance(values, list) or not values:
+        raise ModelError(f"config.json: rope parameter {key} is {values!r}; write a list of positive numbers")
+    return tuple(_number({key: value}, key) for value in values)
