@@ -1,0 +1,83 @@
+"""What a cluster that starts says: who is waited for, and how far those are that load weights.
+
+Reads the ends of the workers' logs: a worker that loads serves nothing yet, so nobody could ask it. Workers on
+other machines keep their logs there; nothing is said of their loading.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+# How often the weights are told of, in seconds; the first time is as long after the start.
+INTERVAL_S = 3.0
+# More than a log's last line takes.
+_MAX_END_BYTES = 4096
+# The event of engine/load_log.py.
+_LOADING = "loading weights"
+
+
+class StartNews:
+    """Decides what is worth a line. Make it before any worker starts: what is in a log by then is an earlier run's.
+
+    logs: folder of the log files, one per worker.  names: the workers.  now_s: the time, as line()'s.
+    """
+
+    def __init__(self, logs: Path, names: Iterable[str], now_s: float) -> None:
+        self._logs = logs
+        self._starts = {name: _size(self._path(name)) for name in names}
+        self._waiting: frozenset[str] = frozenset()
+        self._due_s = now_s + INTERVAL_S
+        self._said = ""
+
+    def line(self, waiting: frozenset[str], now_s: float) -> str:
+        """What to say now of those that are waited for; "" if that is nothing new, or too soon."""
+        is_due = now_s >= self._due_s
+        if not waiting or (waiting == self._waiting and not is_due):
+            return ""
+        self._waiting = waiting
+        if is_due:
+            self._due_s = now_s + INTERVAL_S
+        loading = "".join(f"; {name}: {words}" for name in sorted(waiting) if (words := self._loading(name)))
+        line = f"waiting for {', '.join(sorted(waiting))}{loading}"
+        before, self._said = self._said, line
+        return line if line != before else ""
+
+    def _loading(self, name: str) -> str:
+        """How far its weights are; "" unless they are the last thing that it has told."""
+        entry = _last_entry(self._path(name), self._starts.get(name, 0))
+        if entry.get("event") != _LOADING or "percent" not in entry:
+            return ""
+        return f"{_LOADING}, {entry['percent']} %"
+
+    def _path(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _last_entry(path: Path, start: int) -> dict[str, object]:
+    """The last line behind start, in bytes, that is one of our own; {} if there is none."""
+    try:
+        with path.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(start, end - _MAX_END_BYTES))
+            lines = log.read(_MAX_END_BYTES).splitlines()
+    except OSError:
+        # Not made yet, or not on this machine.
+        return {}
+    entries = (_entry(line) for line in reversed(lines))
+    return next((entry for entry in entries if "event" in entry), {})
+
+
+def _entry(line: bytes) -> dict[str, object]:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        # A library's line, or one that is being written.
+        return {}
+    return entry if isinstance(entry, dict) else {}
