@@ -1,6 +1,6 @@
 """What must agree between two workers before KV may flow, in comparable form.
 
-Knows the meaning of config.json's rotary fields; knows neither files nor sessions.
+Knows which fields of config.json say how KV is computed and used; knows neither files nor sessions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from baton.rope_parameters import FULL, rope_parameters
 from baton.v1 import common_pb2
+
+# Who sees whom in attention, and the length that a dynamic scale begins at.
+_ATTENTION = (
+    "architectures",
+    "max_position_embeddings",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "layer_types",
+    "sliding_window_pattern",
+)
 
 
 def first_difference(ours: common_pb2.Fingerprint, theirs: common_pb2.Fingerprint) -> str | None:
@@ -21,21 +33,22 @@ def first_difference(ours: common_pb2.Fingerprint, theirs: common_pb2.Fingerprin
 
 
 def canonical_rope(config: Mapping[str, Any]) -> str:
-    """One JSON text per rotary embedding, whichever spelling config.json uses.
+    """One JSON text for a model's rotary embeddings, whichever spelling config.json uses.
 
-    Understands rope_parameters (transformers 5) and rope_theta with rope_scaling (before).
-    Absent values take transformers' defaults: theta 10000, type "default", all of each
-    head rotated. Numbers become floats, keys are sorted.
+    Understands what baton/rope_parameters.py does. Numbers become floats, keys are sorted; where all layers
+    share one embedding, its parameters are the text.
     """
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    old_type = parameters.pop("type", "default")
-    parameters.setdefault("rope_type", old_type)
-    parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    original = config.get("original_max_position_embeddings")
-    if original is not None:
-        parameters.setdefault("original_max_position_embeddings", original)
-    return json.dumps(_with_floats(parameters), sort_keys=True, separators=(",", ":"))
+    ropes = rope_parameters(config)
+    return _canonical(ropes if len(ropes) > 1 else ropes[FULL])
+
+
+def canonical_attention(config: Mapping[str, Any]) -> str:
+    """One JSON text for what config.json says of the attention masks; what it does not say is left out."""
+    return _canonical({key: config[key] for key in _ATTENTION if config.get(key) is not None})
+
+
+def _canonical(value: Mapping[str, Any]) -> str:
+    return json.dumps(_with_floats(value), sort_keys=True, separators=(",", ":"))
 
 
 def _with_floats(value: Any) -> Any:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from baton.cache import model_folder
+from baton.context_length import ContextLength, context_length
 from baton.digests import cached_sha256_of
 from baton.errors import ModelError
-from baton.fingerprint import canonical_rope
+from baton.fingerprint import canonical_attention, canonical_rope
 from baton.limits import Limits
 from baton.manifest import Manifest
 from baton.prefix_keys import KEY_VERSION
@@ -84,7 +85,7 @@ class ModelDir:
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt plus answer."""
-        return self._count("max_position_embeddings")
+        return self._context_length.max_model_len
 
     @property
     def vocab_size(self) -> int:
@@ -94,7 +95,10 @@ class ModelDir:
     @property
     def limits(self) -> Limits:
         """What the model can take."""
-        return Limits(max_model_len=self.max_model_len, vocab_size=self.vocab_size)
+        length = self._context_length
+        return Limits(
+            max_model_len=length.max_model_len, vocab_size=self.vocab_size, rope_steps=length.rope_steps
+        )
 
     @property
     def tokenizer_path(self) -> Path:
@@ -131,7 +135,15 @@ class ModelDir:
             rope=canonical_rope(self.config),
             sampler_version=SAMPLER_VERSION,
             key_version=KEY_VERSION,
+            attention=canonical_attention(self.config),
         )
+
+    @property
+    def _context_length(self) -> ContextLength:
+        try:
+            return context_length(self.config)
+        except ModelError as error:
+            raise ModelError(f"{self.path}/{error.message}") from None
 
     def _first_of(self, key: str) -> Any:
         value = self.generation_config.get(key)

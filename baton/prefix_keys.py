@@ -6,6 +6,10 @@ key_{-1} is ROOT_KEY. Equal keys mean equal salt, block size and tokens from the
 sequence; who finds a block by its key compares the tokens all the same. The bytes are the same in
 every process, on every machine and Python, so a router may compare keys of different workers.
 
+The salt is the tenant's, and beyond scale step 0 of a length-dependent rotary embedding one derived from
+it and the step: the same tokens have other KV at another step, so no key of one step matches one of another
+(rope_salt(); docs/adr/0008).
+
 Owns this rule and its version. It knows neither blocks nor who holds them.
 """
 
@@ -70,6 +74,14 @@ def packed_block_key(salt: bytes, parent_key: bytes, packed: bytes) -> bytes:
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian uint32; struct.error for an id that is none."""
     return struct.pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def rope_salt(salt: bytes, step: int) -> bytes:
+    """The salt of a sequence whose tokens are computed at that scale step; at step 0 the salt itself."""
+    if not step:
+        return salt
+    packed = struct.pack("<I", step)
+    return hashlib.blake2b(packed, digest_size=32, key=salt, person=b"baton rope step").digest()
 
 
 def tenant_salt(identity: str) -> bytes:

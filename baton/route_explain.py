@@ -80,7 +80,7 @@ class AttemptExplain:
     transfer_ms: from the first KV frame to the commit.
     transfer_tail_ms: the part of that after the first token, which no computation hides.
     transfer_hidden_share: share of transfer_bytes that was sent when the first token was sampled, 0 to 1.
-    outcome: "OK", "CANCELLED", "PREEMPTED" or an error's code; "" while it runs.
+    outcome: "OK", "CANCELLED", "PREEMPTED", "OUTGROWN" or an error's code; "" while it runs.
     reason: what happened, in words; "" if it ended well.
     candidates: the places looked at, the best first; of many the best ones.
     num_candidates: how many places there were.

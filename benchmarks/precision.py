@@ -44,9 +44,9 @@ PRECISIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """Of one precision from fp32, over all prompts and steps.
+    """Of one precision from fp32, over all prompts and steps; logits are those of the whole vocabulary.
 
-    max_logit, rms_logit: absolute differences. span: the root mean square of the fp32 logits around their mean.
+    max_logit, rms_logit: absolute differences. span: the standard deviation of the fp32 logits of a position.
     num_equal: positions whose greedy token is that of fp32, of num_tokens; first_equal: of first tokens.
     """
 
@@ -61,12 +61,12 @@ class Deviation:
     @classmethod
     def between(cls, exact: Computed, other: Computed) -> Deviation:
         """Compares two runs over the same tokens."""
-        difference = (other.logits_SPV - exact.logits_SPV).double()
-        equal_SP = exact.token_ids_SP == other.token_ids_SP
+        difference = (other.logits - exact.logits).double()
+        equal_SP = exact.token_ids == other.token_ids
         return cls(
             max_logit=difference.abs().max().item(),
             rms_logit=difference.square().mean().sqrt().item(),
-            span=exact.logits_SPV.double().std(dim=-1).mean().item(),
+            span=exact.logits.double().std(dim=-1).mean().item(),
             num_equal=int(equal_SP.sum()),
             num_tokens=equal_SP.numel(),
             first_equal=int(equal_SP[0].sum()),
@@ -105,7 +105,7 @@ class Deviation:
 def deviations(model: str, prompts: Sequence[list[int]], num_steps: int) -> dict[Precision, Deviation]:
     """Of every precision from fp32, for one model."""
     exact = compute(model, EXACT, prompts, num_steps)
-    forced_SP = exact.token_ids_SP
+    forced_SP = exact.token_ids
     found = {}
     for precision in PRECISIONS:
         found[precision] = Deviation.between(exact, compute(model, precision, prompts, forced_SP))
@@ -132,7 +132,9 @@ def text_prompts(model: str, count: int) -> list[list[int]]:
     token_ids: list[int] = tokenizer.encode(TEXT.read_text(encoding="utf-8")).ids
     if len(token_ids) < count * PROMPT_TOKENS:
         raise ValueError(f"{TEXT.name} has {len(token_ids)} tokens; {count * PROMPT_TOKENS} are needed")
-    return [token_ids[first : first + PROMPT_TOKENS] for first in range(0, count * PROMPT_TOKENS, PROMPT_TOKENS)]
+    return [
+        token_ids[first : first + PROMPT_TOKENS] for first in range(0, count * PROMPT_TOKENS, PROMPT_TOKENS)
+    ]
 
 
 def _write_tiny(folder: Path, seed: int) -> int:

@@ -42,15 +42,15 @@ class Precision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """logits_SPV: fp32. num_saturated: values that the decode cache's type could not hold."""
+    """logits: [S, P, V] fp32. num_saturated: values that the decode cache's type could not hold."""
 
-    logits_SPV: torch.Tensor
+    logits: torch.Tensor
     num_saturated: int
 
     @property
-    def token_ids_SP(self) -> torch.Tensor:
-        """The greedy choice at every position."""
-        return self.logits_SPV.argmax(dim=-1)
+    def token_ids(self) -> torch.Tensor:
+        """[S, P], the greedy choice at every position."""
+        return self.logits.argmax(dim=-1)
 
 
 def compute(
@@ -72,7 +72,7 @@ def compute(
         for request, token_id in zip(requests, tokens_P.tolist(), strict=True):
             request.token_ids.append(token_id)
         steps.append(_step(decode, requests, [1] * len(requests)))
-    return Computed(logits_SPV=torch.stack(steps), num_saturated=num_saturated)
+    return Computed(logits=torch.stack(steps), num_saturated=num_saturated)
 
 
 def _engine(model: str, dtype: str, kv_dtype: str) -> ModelRunner:
@@ -126,7 +126,7 @@ def _transfer(prefill: ModelRunner, decode: ModelRunner, num_blocks: int) -> int
     num_saturated = 0
     for block in range(num_blocks):
         payload = prefill.cache.data[block].reshape(-1).view(torch.uint8).numpy()
-        bits, excess = conversion.convert(memoryview(payload), name)
+        bits, excess = conversion.convert(payload.data, name)
         target = decode.cache.data[block].reshape(-1).view(torch.uint8)
         target.copy_(torch.from_numpy(bits.view(np.uint8)))
         num_saturated += 0 if excess is None else int(excess.sum())

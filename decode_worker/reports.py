@@ -91,9 +91,10 @@ def alone_step(attempt_id: bytes, *, ended: bool) -> DecodeServiceSessionRespons
     return DecodeServiceSessionResponse(alone_step=common_pb2.AloneStep(attempt_id=attempt_id, ended=ended))
 
 
-def preempted(attempt_id: bytes) -> DecodeServiceSessionResponse:
-    """The attempt has ended because others needed its blocks."""
-    return DecodeServiceSessionResponse(preempted=decode_service_pb2.Preempted(attempt_id=attempt_id))
+def preempted(attempt_id: bytes, *, outgrown: bool) -> DecodeServiceSessionResponse:
+    """The attempt has ended because others needed its blocks, or because it has outgrown its scale step."""
+    message = decode_service_pb2.Preempted(attempt_id=attempt_id, outgrown=outgrown)
+    return DecodeServiceSessionResponse(preempted=message)
 
 
 def failed(attempt_id: bytes, error: BatonError) -> DecodeServiceSessionResponse:

@@ -307,7 +307,7 @@ class DecodeWorker:
             if isinstance(event, RequestFailed):
                 self._fail(attempt, event.error)
             elif isinstance(event, Preempted):
-                self._preempted(attempt)
+                self._preempted(attempt, outgrown=event.outgrown)
             elif isinstance(event, ChunkComputed):
                 # Its router learns what such steps cost, though no token came of it.
                 by_session.setdefault(attempt.session, [])
@@ -355,8 +355,8 @@ class DecodeWorker:
         send_unless_ended(attempt.session, failed(attempt.attempt_id, error))
         self._end(attempt)
 
-    def _preempted(self, attempt: Attempt) -> None:
-        send_unless_ended(attempt.session, preempted(attempt.attempt_id))
+    def _preempted(self, attempt: Attempt, *, outgrown: bool) -> None:
+        send_unless_ended(attempt.session, preempted(attempt.attempt_id, outgrown=outgrown))
         self._end(attempt)
 
     def _end(self, attempt: Attempt, reason: GoneReason = GoneReason.CANCELLED) -> None:

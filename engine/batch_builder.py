@@ -75,6 +75,7 @@ def build_batch(
         logits_rows=cu_seqlens_q[1:][sampled].astype(np.int64) - 1,
         sampling=_sampling([chunks[index].request for index in sampled], eos_token_ids),
         scored=_scored(chunks, cu_seqlens_q),
+        rope_steps=_rope_steps(chunks, lengths),
     )
 
 
@@ -84,6 +85,11 @@ def _token_ids(chunks: Sequence[Chunk]) -> Int64Array:
         start = chunk.request.num_computed_tokens
         token_ids += chunk.request.token_ids[start : start + chunk.num_tokens]
     return np.array(token_ids, np.int64)
+
+
+def _rope_steps(chunks: Sequence[Chunk], lengths: Int64Array) -> Int64Array | None:
+    steps = [chunk.request.rope_step for chunk in chunks]
+    return np.repeat(np.array(steps, np.int64), lengths) if any(steps) else None
 
 
 def _block_tables(chunks: Sequence[Chunk]) -> Int32Array:

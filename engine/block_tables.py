@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from baton.limits import blocks_needed
-from baton.prefix_keys import ROOT_KEY, PrefixKeys
+from baton.prefix_keys import ROOT_KEY, PrefixKeys, rope_salt
 
 if TYPE_CHECKING:
     from engine.block_pool import BlockPool
@@ -84,5 +84,6 @@ class BlockTables:
 
     def _keys(self, request: Request) -> list[bytes]:
         if request.prefix_keys is None:
-            request.prefix_keys = PrefixKeys(request.cache_salt, block_size=self._pool.block_size)
+            salt = rope_salt(request.cache_salt, request.rope_step)
+            request.prefix_keys = PrefixKeys(salt, block_size=self._pool.block_size)
         return request.prefix_keys.keys(request.token_ids)

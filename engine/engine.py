@@ -17,6 +17,7 @@ from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.grammar_states import GrammarStates, Pool
 from engine.kv_cache import KVCache
+from engine.load_log import LoadLog
 from engine.mask_pool import MaskPool
 from engine.model.tattletale import TattleTaleRunner
 from engine.runner import ModelRunner, load_runner
@@ -48,7 +49,8 @@ class Engine:
     @classmethod
     async def start(cls, config: EngineConfig, model: ModelDir) -> Engine:
         """Loads the model on its own thread; raises ModelError or ConfigError."""
-        thread = await EngineThread.start(lambda: load_runner(config, model))
+        progress = LoadLog(asyncio.get_running_loop().time)
+        thread = await EngineThread.start(lambda: load_runner(config, model, progress=progress))
         runner = thread.runner
         assert isinstance(runner, ModelRunner | TattleTaleRunner)
         await thread.call(runner.warm_up)

@@ -50,9 +50,14 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A request gave its blocks to older ones and has left without them. It is QUEUED: add() resumes it."""
+    """A request gave its blocks back and has left without them. It is QUEUED: add() resumes it.
+
+    outgrown: it has become too long for its scale step; move it to the one of its length before add().
+        Otherwise older requests needed its blocks.
+    """
 
     request: Request
+    outgrown: bool = False
 
 
 Event = ChunkComputed | TokenSampled | RequestFailed | Preempted

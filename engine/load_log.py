@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from baton.logs import get_logger
@@ -19,10 +18,11 @@ class LoadLog:
     """The report of one model's loading; usable as engine.model.weights.Report.
 
     Its first line comes when INTERVAL_S have passed, the others that far apart: a model that is there at
-    once has the last line alone. clock: seconds since whenever.
+    once has the last line alone. clock: the event loop's; it is asked on
+    the thread that loads.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started_s = self._said_s = clock()
         self._bytes_read = 0

@@ -25,8 +25,10 @@ class EngineLoop:
         self._runner = runner
         model, shape = runner.model.config, runner.cache.shape
         self.pool = BlockPool(shape.num_blocks, shape.block_size, prefix_cache=config.prefix_cache)
-        limits = Limits(max_model_len=model.max_model_len, vocab_size=model.vocab_size)
-        self._scheduler = Scheduler(self.pool, limits, config=config, eos_token_ids=model.eos_token_ids)
+        self._limits = Limits(
+            max_model_len=model.max_model_len, vocab_size=model.vocab_size, rope_steps=model.rope_steps
+        )
+        self._scheduler = Scheduler(self.pool, self._limits, config=config, eos_token_ids=model.eos_token_ids)
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
         """The generated tokens of each prompt; raises the first error of any of them."""
@@ -49,17 +51,24 @@ class EngineLoop:
         handle: called with every event, while its request is as the event says.
         """
         for request in requests:
-            self._scheduler.add(request)
+            self._add(request)
         while self._scheduler.has_work:
             self._step(handle)
 
+    def _add(self, request: Request) -> None:
+        request.scale_to(self._limits.rope_step(request.num_tokens))
+        self._scheduler.add(request)
+
     def _step(self, handle: Callable[[Event], None]) -> None:
         batch = self._scheduler.next_batch()
-        for event in self._scheduler.take_left():
+        left = self._scheduler.take_left()
+        for event in left:
             if isinstance(event, RequestFailed):
                 raise event.error
-            self._scheduler.add(event.request)
-        assert batch is not None, "add() refuses what can never run"
+            self._add(event.request)
+        if batch is None:
+            assert left, "add() refuses what can never run"
+            return
         for event in self._scheduler.apply(self._runner.run(batch)):
             handle(event)
             if event.request.is_finished:

@@ -66,6 +66,7 @@ class Request:
     arrived_at: when its router got it, in seconds of the event loop's clock here; the oldest is never
         preempted.
     cache_salt: key of its prefix keys; requests share cached blocks only if theirs are equal.
+    rope_step: scale step of the rotary embedding that all its tokens are computed at (docs/adr/0008).
     block_ids: blocks of the paged cache, in token order. Whoever holds the request owns them.
     num_cached_tokens: leading tokens that the prefix cache had when the request began.
     num_published_blocks: leading blocks that others can find.
@@ -86,6 +87,7 @@ class Request:
     sample_index: int = 0
     arrived_at: float = 0.0
     cache_salt: bytes = b""
+    rope_step: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
@@ -132,6 +134,12 @@ class Request:
             self.move_to(RequestStatus.QUEUED)
         self.num_computed_tokens = self.num_cached_tokens = 0
         self.times = PromptTimes()
+
+    def scale_to(self, rope_step: int) -> None:
+        """From now on its tokens are computed at that scale step: cached KV of another one is not its own."""
+        if rope_step != self.rope_step:
+            self.rope_step = rope_step
+            self.prefix_keys = None
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the request for a reason the client is told."""

@@ -34,6 +34,7 @@ from engine.nonfinite import LayerSearch, sequences_of
 from engine.sampler import Sampled, sample
 
 if TYPE_CHECKING:
+    from engine.load_log import LoadLog
     from engine.model.decoder import Decoder
     from engine.step_runner import OnLayers
 
@@ -125,19 +126,24 @@ class ModelRunner:
         return search.places(set(sequences_of(batch, rows).tolist()))
 
 
-def load_runner(config: EngineConfig, model_dir: ModelDir) -> ModelRunner | TattleTaleRunner:
+def load_runner(
+    config: EngineConfig, model_dir: ModelDir, *, progress: LoadLog | None = None
+) -> ModelRunner | TattleTaleRunner:
     """What a worker runs: load_engine(), or the tattle-tale, which has no weights to load."""
     if TATTLE_TALE.name not in model_dir.config.get("architectures", ()):
-        return load_engine(config, model_dir)
+        return load_engine(config, model_dir, progress=progress)
     model = ModelConfig.from_hf(model_dir.config, model_dir.generation_config)
     cache = allocate_cache(config, model, torch_dtype(config.dtype) or torch.float32)
     return TattleTaleRunner(cache, model.vocab_size)
 
 
-def load_engine(config: EngineConfig, model_dir: ModelDir | None = None) -> ModelRunner:
+def load_engine(
+    config: EngineConfig, model_dir: ModelDir | None = None, *, progress: LoadLog | None = None
+) -> ModelRunner:
     """Loads weights and allocates the cache. Call it on the thread that will run the steps.
 
     model_dir: the opened folder of config.model, if the caller has it already.
+    progress: hears how far the weights are.
     Raises ModelError for the checkpoint, ConfigError for a cache that does not fit.
     """
     if config.threads:
@@ -146,8 +152,11 @@ def load_engine(config: EngineConfig, model_dir: ModelDir | None = None) -> Mode
         keep_freed_memory()
     model_dir = model_dir or ModelDir.open(config.model)
     model_config = ModelConfig.from_hf(model_dir.config, model_dir.generation_config)
-    checkpoint = Checkpoint(model_dir.weights_files, device=config.device, dtype=torch_dtype(config.dtype))
+    dtype = torch_dtype(config.dtype)
+    checkpoint = Checkpoint(model_dir.weights_files, device=config.device, dtype=dtype, report=progress)
     model = load_decoder(model_config, checkpoint)
+    if progress is not None:
+        progress.finish(dtype=str(model.dtype).removeprefix("torch."))
     cache = allocate_cache(config, model_config, model.dtype)
     return ModelRunner(model, cache, debug_nonfinite=config.debug_nonfinite)
 

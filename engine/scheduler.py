@@ -10,6 +10,10 @@ prompt, because two half-prefilled prompts must not starve each other, and one m
 every request that decodes, because those grow. Who fits may overtake who does not, a stated number
 of times (engine/waiting_line.py).
 
+A model whose rotary embedding hangs on the length computes all tokens of a request at the step of its
+length. A decoding request that outgrows its step leaves as well, without its blocks, and is computed anew
+at the next (docs/adr/0008).
+
 Blocks can run out all the same. Then the youngest request gives its blocks away and leaves, to be
 resumed by whoever sent it; the oldest never does, so something always gets finished. Requests are
 as old as their arrival at the router, to within the delay of a message; whoever gives way
@@ -155,6 +159,9 @@ class Scheduler:
                 f"a request that is {request.status.name} with {request.num_pending_tokens} pending tokens "
                 "has nothing to compute"
             )
+        is_decoding = request.status is RequestStatus.DECODING
+        if not is_decoding and request.rope_step != self._limits.rope_step(request.num_tokens):
+            raise ValueError(f"{request.num_tokens} tokens cannot be computed at step {request.rope_step}")
         self._open_grammar(request)
         if self.tables.missing(request) == 0:
             self._joining[request.attempt_id] = request
@@ -177,6 +184,8 @@ class Scheduler:
         if self._in_flight is not None:
             raise RuntimeError(f"step {self._step_id} is still in flight")
         self._fail_broken_grammars()
+        if self._limits.rope_steps:
+            self._outgrow()
         self._grow()
         self._admit()
         chunks = self._alone_chunks() or self._shared_chunks()
@@ -265,6 +274,14 @@ class Scheduler:
         self.tables.publish(request)
         self._running[request.attempt_id] = request
 
+    def _outgrow(self) -> None:
+        """Decoding requests that have become too long for their scale step leave."""
+        for request in [r for r in self._held() if r.status is RequestStatus.DECODING]:
+            if self._limits.rope_step(request.num_tokens) != request.rope_step:
+                # What came from elsewhere may not be published yet; others of its length can use it.
+                self.tables.publish(request)
+                self._send_away(request, outgrown=True)
+
     def _grow(self) -> None:
         """Gives decoding requests the block their next token needs; the youngest give way."""
         decoding = [r for r in self._running.values() if r.status is RequestStatus.DECODING]
@@ -276,18 +293,18 @@ class Scheduler:
                 if victim is None:
                     # The oldest waits, for leases to be committed or given up.
                     break
-                self._preempt(victim)
+                self._send_away(victim, outgrown=False)
 
     def _youngest(self) -> Request | None:
         """The request that gives way; None where only the oldest is left."""
         held = [request for requests in (self._running, self._joining) for request in requests.values()]
         return max(held, key=lambda request: request.arrived_at) if len(held) > 1 else None
 
-    def _preempt(self, request: Request) -> None:
+    def _send_away(self, request: Request, *, outgrown: bool) -> None:
         self.remove(request.attempt_id)
         self.tables.give_back(request)
         request.rewind()
-        self._left.append(Preempted(request))
+        self._left.append(Preempted(request, outgrown))
 
     def _alone_chunks(self) -> list[Chunk]:
         """The next alone request's chunk, every other step at most while others have work too."""

@@ -43,6 +43,12 @@ def read_sequence(attempt_id: bytes, sequence: common_pb2.Sequence, limits: Limi
         )
     if len(sequence.cache_salt) > MAX_SALT_BYTES:
         raise InvalidRequest(f"cache_salt has more than {MAX_SALT_BYTES} bytes", field="cache_salt")
+    if sequence.rope_step != limits.rope_step(len(token_ids)):
+        raise InvalidRequest(
+            f"rope_step is {sequence.rope_step}; {len(token_ids)} tokens are computed at step "
+            f"{limits.rope_step(len(token_ids))}",
+            field="rope_step",
+        )
     return Request(
         attempt_id,
         token_ids,
@@ -52,4 +58,5 @@ def read_sequence(attempt_id: bytes, sequence: common_pb2.Sequence, limits: Limi
         sample_index=sequence.sample_index,
         arrived_at=now - sequence.age_ms / 1000,
         cache_salt=sequence.cache_salt,
+        rope_step=sequence.rope_step,
     )

@@ -36,6 +36,10 @@ class GaveWay(Exception):
     """The decode worker gave the request's blocks to older ones; nobody is at fault."""
 
 
+class Outgrown(GaveWay):
+    """The answer has become too long for the scale step that its KV was computed at."""
+
+
 class Owner(Protocol):
     """Whose attempt it is; router/generation.py."""
 
@@ -217,7 +221,7 @@ class Attempt:
             case decode_service_pb2.DecodeFailed():
                 raise from_failure(event.failure)
             case decode_service_pb2.Preempted():
-                raise GaveWay
+                raise Outgrown if event.outgrown else GaveWay
             case LinkLost():
                 if self._committed:
                     self._suspicion.lost(decode.incarnation)

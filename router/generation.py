@@ -24,10 +24,11 @@ from baton.errors import (
 )
 from baton.limits import Limits
 from baton.logs import get_logger
+from baton.prefix_keys import rope_salt
 from baton.telemetry import Span, start_span
 from baton.v1 import common_pb2
 from router.assignment import Assignment, Wanted
-from router.attempt import Attempt, GaveWay
+from router.attempt import Attempt, GaveWay, Outgrown
 from router.config import RouterConfig
 from router.decode_link import DecodeLink
 from router.dispatcher import Dispatcher
@@ -146,6 +147,9 @@ class Generation:
                 if not self._is_stopped:
                     self._count_success()
                 return
+            except Outgrown:
+                # Back to its old place in line; all of it is computed anew at the next scale step.
+                continue
             except GaveWay:
                 # Back to its old place in line; its worker keeps what it can of its KV.
                 self._timeline.num_preemptions += 1
@@ -200,6 +204,11 @@ class Generation:
         self._timeline.attempt_begins()
         try:
             yield
+        except Outgrown:
+            self._timeline.attempt_ended(
+                "OUTGROWN", "its length needs the next scale of the model's positions"
+            )
+            raise
         except GaveWay:
             self._timeline.attempt_ended("PREEMPTED", "its blocks went to older requests")
             raise
@@ -242,16 +251,12 @@ class Generation:
     def _wanted(self, attempt_id: bytes) -> Wanted:
         request = self.request
         num_prompt, num_output = len(request.prompt_token_ids), len(self.token_ids)
-        # Log-probabilities of the prompt need all of it computed.
-        needs_all = request.params.prompt_logprobs is not None
         return Wanted(
             attempt_id=attempt_id,
             num_tokens=num_prompt + num_output,
             kv_tokens=self._kv_tokens,
             expected_tokens=self._outlook.expected_tokens(num_prompt, num_output, request.params.max_tokens),
-            keys=None
-            if needs_all
-            else PromptKeys([*request.prompt_token_ids, *self.token_ids], request.cache_salt),
+            keys=self._keys(),
             arrived_at=request.arrived_at,
             due_at=request.arrived_at + request.objective_ms(self._config) / 1000,
             is_strict=request.ttft_objective_ms is not None,
@@ -262,6 +267,15 @@ class Generation:
             priority=request.priority,
             avoid=frozenset(self._avoid),
         )
+
+    def _keys(self) -> PromptKeys | None:
+        """The prefix keys of its tokens; None where their KV has to be computed whatever is cached."""
+        request = self.request
+        if request.params.prompt_logprobs is not None:
+            return None
+        token_ids = [*request.prompt_token_ids, *self.token_ids]
+        salt = rope_salt(request.cache_salt, self._limits.rope_step(len(token_ids)))
+        return PromptKeys(token_ids, salt)
 
     @contextmanager
     def _judging(self, assignment: Assignment) -> Iterator[None]:
@@ -360,6 +374,7 @@ class Generation:
         now = asyncio.get_running_loop().time()
         sequence = self.request.sequence(self.token_ids, now=now, traceparent=self._span.traceparent)
         sequence.alone = self._suspicion.wants_alone
+        sequence.rope_step = self._limits.rope_step(len(sequence.token_ids))
         if self._stream.num_prompt_tokens >= sequence.num_prompt_tokens:
             # The client has them; asking again would keep the prefix cache out of it.
             sequence.sampling.ClearField("prompt_logprobs")

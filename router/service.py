@@ -12,6 +12,7 @@ import grpc
 
 from baton.errors import BatonError, Overloaded, Unavailable
 from baton.models import ModelDir
+from baton.prefix_keys import rope_salt
 from baton.telemetry import ROOT_SPAN, Span, start_span
 from baton.v1 import common_pb2, inference_service_pb2
 from baton.v1.inference_service_pb2 import GenerateRequest, GenerateResponse
@@ -211,7 +212,8 @@ class InferenceServicer(InferenceServiceServicer):
 
     def _logged(self, request: GenerationRequest) -> int:
         """The request's number in the log of decisions."""
-        keys = PromptKeys(request.prompt_token_ids, request.cache_salt)
+        rope_step = self._model.limits.rope_step(len(request.prompt_token_ids))
+        keys = PromptKeys(request.prompt_token_ids, rope_salt(request.cache_salt, rope_step))
         sizes = {link.block_size for link in self._core.fleet.links if link.is_ready}
         return self._core.log.request(
             request.arrived_at,

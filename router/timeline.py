@@ -154,7 +154,7 @@ class Timeline:
         self._num_tokens += count
 
     def attempt_ended(self, outcome: str, reason: str = "") -> None:
-        """The attempt is over: "OK", "PREEMPTED", an error's code, or what cancelled() says."""
+        """The attempt is over: "OK", "PREEMPTED", "OUTGROWN", an error's code, or what cancelled() says."""
         self._attempt.outcome, self._attempt.reason = outcome, reason
         self._attempt.ended_at_ms = self._now_ms()
 

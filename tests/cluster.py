@@ -41,6 +41,7 @@ def make_engine(
     layout: str = "HND",
     dtype: torch.dtype = torch.float32,
     prefix_cache: bool = True,
+    limits: Limits = LIMITS,
 ) -> Engine:
     """A tiny real cache, pool and scheduler behind a GatedRunner."""
     shape = CacheShape(
@@ -55,7 +56,7 @@ def make_engine(
     cache = KVCache(shape)
     pool = BlockPool(num_blocks, block_size, prefix_cache=prefix_cache)
     config = EngineConfig(block_size=block_size, max_batch_tokens=64, chunk_tokens=16, max_running=32)
-    scheduler = Scheduler(pool, LIMITS, config=config, eos_token_ids=())
+    scheduler = Scheduler(pool, limits, config=config, eos_token_ids=())
     runner: Any = GatedRunner(cache)
     return Engine(runner=runner, cache=cache, pool=pool, scheduler=scheduler)
 
@@ -65,14 +66,21 @@ def identity_of(name: str, role: common_pb2.Role.ValueType, incarnation: int) ->
 
 
 def make_prefill(
-    name: str, incarnation: int, network: KvNetwork, *, credit_tokens: int = 400, **options: Any
+    name: str,
+    incarnation: int,
+    network: KvNetwork,
+    *,
+    credit_tokens: int = 400,
+    engine: Engine | None = None,
+    limits: Limits = LIMITS,
+    **options: Any,
 ) -> PrefillWorker:
-    engine = make_engine(**options)
+    engine = engine or make_engine(limits=limits, **options)
     config = SenderConfig(max_frame_bytes=1000, stall_timeout_s=2.0)
     return PrefillWorker(
         identity=identity_of(name, common_pb2.ROLE_PREFILL, incarnation),
         engine=engine,
-        limits=LIMITS,
+        limits=limits,
         sender=KvSender(HostReader(engine.cache), network, config),
         credit_tokens=credit_tokens,
         pid=1,
@@ -81,12 +89,19 @@ def make_prefill(
 
 
 def make_decode(
-    name: str, incarnation: int, network: KvNetwork, *, lease_ttl_s: float = 10.0, **options: Any
+    name: str,
+    incarnation: int,
+    network: KvNetwork,
+    *,
+    lease_ttl_s: float = 10.0,
+    engine: Engine | None = None,
+    limits: Limits = LIMITS,
+    **options: Any,
 ) -> DecodeWorker:
     worker = DecodeWorker(
         identity=identity_of(name, common_pb2.ROLE_DECODE, incarnation),
-        engine=make_engine(**options),
-        limits=LIMITS,
+        engine=engine or make_engine(limits=limits, **options),
+        limits=limits,
         pid=1,
         lease_ttl_s=lease_ttl_s,
         rng=random.Random(incarnation),
@@ -151,7 +166,10 @@ class Cluster:
     def expected(self, run: Run) -> list[int]:
         """The undisturbed answer, from the prompt alone."""
         request = run.generation.request
-        return expected_answer(request.prompt_token_ids, request.params.max_tokens, (2, 2, 3, 5))
+        steps = run.generation._limits.rope_steps
+        return expected_answer(
+            request.prompt_token_ids, request.params.max_tokens, (2, 2, 3, 5), rope_steps=steps
+        )
 
 
 @asynccontextmanager

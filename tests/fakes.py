@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -260,11 +261,11 @@ class NetworkWriter:
 VOCAB = 97
 
 
-def kv_rows(token_ids: Sequence[int], shape: tuple[int, ...]) -> np.ndarray:
+def kv_rows(token_ids: Sequence[int], shape: tuple[int, ...], rope_step: int = 0) -> np.ndarray:
     """KV of a sequence by the rule of engine/model/tattletale.py, [T, *shape] int8; shape: L, 2, K, h."""
     rows = [b""]
     for position, token_id in enumerate(token_ids):
-        rows.append(kv_of(rows[-1], token_id, position, math.prod(shape)))
+        rows.append(kv_of(rows[-1], token_id, position, math.prod(shape), rope_step))
     return np.frombuffer(b"".join(rows), np.int8).reshape(-1, *shape)
 
 
@@ -275,16 +276,25 @@ def expected_answer(
     *,
     seed: int = 0,
     stop_token_ids: Sequence[int] = (),
+    rope_steps: Sequence[int] = (),
 ) -> list[int]:
-    """What an undisturbed generation yields, computed from the tokens alone; greedy without a seed."""
-    kv, answer = kv_rows(prompt, shape), list[int]()
+    """What an undisturbed generation yields, computed from the tokens alone; greedy without a seed.
+
+    rope_steps: lengths up to which each scale serves; a longer sequence has all its KV at the next one.
+    """
+    step = bisect_left(rope_steps, len(prompt))
+    kv, answer = kv_rows(prompt, shape, step), list[int]()
     while len(answer) < num_tokens:
         position = len(kv)
         token_id = next_token(kv, position, seed, VOCAB)
         answer.append(token_id)
         if token_id in stop_token_ids:
             break
-        row = kv_of(kv[-1].tobytes(), token_id, position, kv[-1].size)
+        if bisect_left(rope_steps, len(kv) + 1) != step:
+            step = bisect_left(rope_steps, len(kv) + 1)
+            kv = kv_rows([*prompt, *answer], shape, step)
+            continue
+        row = kv_of(kv[-1].tobytes(), token_id, position, kv[-1].size, step)
         kv = np.concatenate([kv, np.frombuffer(row, np.int8).reshape(1, *shape)])
     return answer
 

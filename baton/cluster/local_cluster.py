@@ -33,6 +33,7 @@ from baton.cluster.role_process import RoleProcess, RoleSpec
 from baton.cluster.role_settings import RoleSettings
 from baton.cluster.roles import POOL, pool_counts, pool_spec, router_specs, worker_spec, worker_specs
 from baton.cluster.router_views import ClusterStatus, RouterViews, missing
+from baton.cluster.start_news import StartNews
 from baton.cluster.status import fetch_status
 from baton.cluster.supervisor import Supervisor
 from baton.cluster.worker_states import ROLES
@@ -74,6 +75,8 @@ class LocalCluster:
         self.places = places
         self._opener = opener
         self._views = RouterViews(places.admin_addresses, opener)
+        # Now, while no worker runs.
+        self._start_news = StartNews(places.logs, asyncio.get_running_loop().time())
         self._supervisor = supervisor
         self._fleet = fleet
         self._pool = pool
@@ -233,7 +236,7 @@ class LocalCluster:
 
         Returns the status of the first router; raises Unavailable after timeout_s seconds.
         """
-        return await self._wait(timeout_s, lambda _line: None)
+        return await self._wait(timeout_s, lambda _waiting: None)
 
     async def run(self) -> None:
         """Waits until the cluster cannot be kept running, and raises Unavailable then."""
@@ -285,7 +288,11 @@ class LocalCluster:
         return routers, [name for name in self._supervisor.names if name not in routers]
 
     async def _until_ready(self, report: Report) -> None:
-        ready = asyncio.create_task(self._wait(self.config.start_timeout_s, report), name="cluster ready")
+        def tell(waiting: frozenset[str]) -> None:
+            if line := self._start_news.line(waiting, asyncio.get_running_loop().time()):
+                report(line)
+
+        ready = asyncio.create_task(self._wait(self.config.start_timeout_s, tell), name="cluster ready")
         try:
             await asyncio.wait({ready, self._running}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -295,19 +302,17 @@ class LocalCluster:
         ready.result()
         self._supervisor.is_settled = True
 
-    async def _wait(self, timeout_s: float, report: Report) -> ClusterStatus:
+    async def _wait(self, timeout_s: float, tell: Callable[[frozenset[str]], None]) -> ClusterStatus:
         waiting: frozenset[str] = frozenset()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
                     views = await self._views.look()
-                    now_waiting = missing(views, self._fleet.names)
+                    waiting = missing(views, self._fleet.names)
                     first = views[self.config.router_names[0]]
-                    if first is not None and not now_waiting:
+                    if first is not None and not waiting:
                         return first
-                    if now_waiting != waiting:
-                        waiting = now_waiting
-                        report(f"waiting for {', '.join(sorted(waiting))}")
+                    tell(waiting)
                     await asyncio.sleep(_POLL_S)
         raise Unavailable(self._late(waiting or self._fleet.names, timeout_s))
 

@@ -1,14 +1,13 @@
 """What a cluster that starts says: who is waited for, and how far those are that load weights.
 
-Reads the ends of the workers' logs: a worker that loads serves nothing yet, so nobody could ask it. Workers on
-other machines keep their logs there; nothing is said of their loading.
+Reads the ends of the workers' logs: a worker that loads serves nothing yet, so nobody could ask it. Workers
+on other machines keep their logs there; nothing is said of their loading.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 # How often the weights are told of, in seconds; the first time is as long after the start.
@@ -20,14 +19,16 @@ _LOADING = "loading weights"
 
 
 class StartNews:
-    """Decides what is worth a line. Make it before any worker starts: what is in a log by then is an earlier run's.
+    """Decides what is worth a line.
 
-    logs: folder of the log files, one per worker.  names: the workers.  now_s: the time, as line()'s.
+    Make it before any worker starts: what a log holds by then is of an earlier run.
+
+    logs: folder of the log files, one per worker.  now_s: the time, as line()'s.
     """
 
-    def __init__(self, logs: Path, names: Iterable[str], now_s: float) -> None:
+    def __init__(self, logs: Path, now_s: float) -> None:
         self._logs = logs
-        self._starts = {name: _size(self._path(name)) for name in names}
+        self._starts = {path.name: path.stat().st_size for path in logs.glob("*.log")}
         self._waiting: frozenset[str] = frozenset()
         self._due_s = now_s + INTERVAL_S
         self._said = ""
@@ -40,24 +41,17 @@ class StartNews:
         self._waiting = waiting
         if is_due:
             self._due_s = now_s + INTERVAL_S
-        loading = "".join(f"; {name}: {words}" for name in sorted(waiting) if (words := self._loading(name)))
-        line = f"waiting for {', '.join(sorted(waiting))}{loading}"
+        line = f"waiting for {', '.join(name + self._loading(name) for name in sorted(waiting))}"
         before, self._said = self._said, line
         return line if line != before else ""
 
     def _loading(self, name: str) -> str:
         """How far its weights are; "" unless they are the last thing that it has told."""
-        entry = _last_entry(self._path(name), self._starts.get(name, 0))
+        path = self._logs / f"{name}.log"
+        entry = _last_entry(path, self._starts.get(path.name, 0))
         if entry.get("event") != _LOADING or "percent" not in entry:
             return ""
-        return f"{_LOADING}, {entry['percent']} %"
-
-    def _path(self, name: str) -> Path:
-        return self._logs / f"{name}.log"
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+        return f" ({_LOADING}, {entry['percent']} %)"
 
 
 def _last_entry(path: Path, start: int) -> dict[str, object]:

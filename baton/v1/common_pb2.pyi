@@ -147,6 +147,7 @@ class Fingerprint(_message.Message):
     ROPE_FIELD_NUMBER: _builtins.int
     SAMPLER_VERSION_FIELD_NUMBER: _builtins.int
     KEY_VERSION_FIELD_NUMBER: _builtins.int
+    ATTENTION_FIELD_NUMBER: _builtins.int
     weights_id: _builtins.str
     """Digest of the weight files, stored when the model was pulled."""
     tokenizer_id: _builtins.str
@@ -167,6 +168,8 @@ class Fingerprint(_message.Message):
     """Version of the sampling rules (filters, Philox keys, tie rule)."""
     key_version: _builtins.int
     """Version of the prefix key scheme."""
+    attention: _builtins.str
+    """Canonical JSON of what decides who sees whom in attention: architecture, length and windows."""
     def __init__(
         self,
         *,
@@ -180,10 +183,11 @@ class Fingerprint(_message.Message):
         rope: _builtins.str = ...,
         sampler_version: _builtins.int = ...,
         key_version: _builtins.int = ...,
+        attention: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_dim", b"head_dim", "key_version", b"key_version", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "rope", b"rope", "sampler_version", b"sampler_version", "tokenizer_id", b"tokenizer_id", "vocab_size", b"vocab_size", "weights_id", b"weights_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head_dim", b"head_dim", "key_version", b"key_version", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "rope", b"rope", "sampler_version", b"sampler_version", "tokenizer_id", b"tokenizer_id", "vocab_size", b"vocab_size", "weights_id", b"weights_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -497,6 +501,7 @@ class Sequence(_message.Message):
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
+    ROPE_STEP_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Identifier the client sees, for logs and traces."""
     num_prompt_tokens: _builtins.int
@@ -513,6 +518,8 @@ class Sequence(_message.Message):
     """Key of the prefix keys: requests share cached KV only if theirs are equal."""
     age_ms: _builtins.int
     """How long ago the request came to its router, in milliseconds; the oldest is never preempted."""
+    rope_step: _builtins.int
+    """Scale step of the rotary embedding that all its tokens are computed at."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt tokens followed by the tokens generated so far."""
@@ -534,10 +541,11 @@ class Sequence(_message.Message):
         sample_index: _builtins.int = ...,
         cache_salt: _builtins.bytes = ...,
         age_ms: _builtins.int = ...,
+        rope_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "alone", b"alone", "cache_salt", b"cache_salt", "num_prompt_tokens", b"num_prompt_tokens", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "sample_index", b"sample_index", "sampling", b"sampling", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "alone", b"alone", "cache_salt", b"cache_salt", "num_prompt_tokens", b"num_prompt_tokens", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "rope_step", b"rope_step", "sample_index", b"sample_index", "sampling", b"sampling", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -331,21 +331,27 @@ Global___DecodeFailed: _TypeAlias = DecodeFailed  # noqa: Y015
 
 @_typing.final
 class Preempted(_message.Message):
-    """The request gave its blocks to older ones and has left; resume it. Nobody is at fault."""
+    """The request gave its blocks back and has left; resume it. Nobody is at fault."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    OUTGROWN_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.bytes
     """Random 128 bits naming the attempt."""
+    outgrown: _builtins.bool
+    """It has become too long for the scale step of its rotary embedding and goes on at the next one. If not
+    set, older requests needed its blocks.
+    """
     def __init__(
         self,
         *,
         attempt_id: _builtins.bytes = ...,
+        outgrown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "outgrown", b"outgrown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

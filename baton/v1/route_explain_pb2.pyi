@@ -160,7 +160,7 @@ class AttemptExplain(_message.Message):
     transfer_hidden_share: _builtins.float
     """Share of them that was sent when the first token was sampled, 0 to 1."""
     outcome: _builtins.str
-    """"OK", "CANCELLED", "PREEMPTED" or the code of the error that ended it; empty while it runs."""
+    """"OK", "CANCELLED", "PREEMPTED", "OUTGROWN" or the code of the error that ended it; empty while it runs."""
     reason: _builtins.str
     """What happened, in words; empty if it ended well."""
     num_candidates: _builtins.int

@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from engine.batch import BoolArray, ForwardBatch, Int64Array
 from engine.model.blocked_attention import blocked_attention, scaled_product
+from engine.model.kv_range import narrowed
 
 # Sequences share one padded decode product while the longest has at most this many times the
 # blocks of the shortest; padding then at most doubles the bytes that are read.
@@ -196,7 +197,7 @@ class AttentionPlan:
 
 def store(kv_T2Kh: torch.Tensor, cache_N2Kbh: torch.Tensor, plan: AttentionPlan) -> None:
     """Writes the new tokens' keys and values into their slots of one layer."""
-    cache_N2Kbh[plan.blocks, :, :, plan.offsets] = kv_T2Kh.to(cache_N2Kbh.dtype)
+    cache_N2Kbh[plan.blocks, :, :, plan.offsets] = narrowed(kv_T2Kh, cache_N2Kbh.dtype)
 
 
 def attend(

@@ -16,7 +16,7 @@ import torch
 
 # Small blocks waste little work above the diagonal; large ones have better products.
 _MAX_ROWS = 128
-# Scores of one block: a few megabytes, whatever the context. Up to a context of this number divided by G.
+# Scores of one block stay within a few megabytes, whatever the context.
 _MAX_SCORES = 1 << 22
 
 
@@ -47,7 +47,8 @@ def blocked_attention(
 def size_of_block(num_kv_heads: int, group: int, context: int, window: int = 0) -> tuple[int, int]:
     """How many kv heads, and how many query positions, share a product.
 
-    A kv head has a product of its own anyway: where the context is long, fewer of them leave room for more rows.
+    A kv head has a product of its own anyway: where the context is long, fewer of them leave room
+    for more rows.
     """
     keys = min(context, window + _MAX_ROWS) if window else context
     rows = max(1, min(_MAX_ROWS, _MAX_SCORES // (group * keys)))
@@ -86,7 +87,7 @@ class _CornerMask:
         rows, keys = scores_KGqS.shape[2:]
         scores_KGqS[..., keys - rows :].add_(self._later[:rows, :rows])
         if self._earlier is not None:
-            # Near the beginning of the sequence, rows that the window has not outgrown see the first key as well.
+            # Near the beginning of the sequence several rows see the first key.
             whole = min(rows, self._window - 1 - (keys - rows))
             corner = rows - whole
             scores_KGqS[..., whole:, :corner].add_(self._earlier[:corner, :corner])

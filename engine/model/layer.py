@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from engine.model.kv_range import infinities_to_nan_
 from engine.model.layers import gated, norm_heads, rms_norm, rotated
 from engine.model.moe import Experts
 
@@ -83,6 +84,8 @@ def project(
     if weights.head_norm is not None:
         heads = norm_heads(heads, weights.head_norm, config.rms_norm_eps)
     qkv[:, :num_rotated] = rotated(heads, cos_T1h, sin_T1h)
+    if qkv.dtype == torch.float16:
+        infinities_to_nan_(qkv[:, config.num_heads :])
     return qkv
 
 

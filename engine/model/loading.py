@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def load_decoder(config: ModelConfig, checkpoint: Checkpoint) -> Decoder:
     """Builds the decoder; raises ModelError unless checkpoint and config agree exactly."""
     embedding = checkpoint.take(EMBEDDING, (config.vocab_size, config.hidden_size))
+    checkpoint.release()
     layers = [_Layer(config, checkpoint, index).read() for index in range(config.num_layers)]
     norm = _norm(config, checkpoint, "model.norm.weight", config.hidden_size)
     # Older checkpoints store the rope frequencies, some tied ones the head a second time.

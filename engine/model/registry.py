@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from baton.context_length import whole_number
 from baton.errors import ModelError
 
 # (config.json, number of a layer) -> whether that layer does so.
@@ -26,16 +27,19 @@ def _no(_config: Mapping[str, Any], _layer: int) -> bool:
 
 
 def _from_max_window_layers(config: Mapping[str, Any], layer: int) -> bool:
-    return layer >= int(config["max_window_layers"])
+    first = config["max_window_layers"]
+    if not isinstance(first, int) or first < 0:
+        raise ModelError(f"config.json: max_window_layers is {first!r}; it must be a number of layers")
+    return layer >= first
 
 
 def _all_but_each_nth(config: Mapping[str, Any], layer: int) -> bool:
-    return bool((layer + 1) % int(config["sliding_window_pattern"]))
+    return bool((layer + 1) % whole_number(config, "sliding_window_pattern"))
 
 
 def _by_sparse_step(config: Mapping[str, Any], layer: int) -> bool:
     is_dense = layer in (config["mlp_only_layers"] or ())
-    return not is_dense and (layer + 1) % int(config["decoder_sparse_step"]) == 0
+    return not is_dense and (layer + 1) % whole_number(config, "decoder_sparse_step") == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

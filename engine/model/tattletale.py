@@ -1,7 +1,7 @@
 """A model without weights that tells on its cache: one wrong KV value changes the very next token.
 
 KV of a token: small integers, exact in every dtype, hashed from the KV of the token before it, the
-token and its position; so each hangs on the whole prefix. Next token: a hash over all KV
+token, its position and its scale step; so each hangs on the whole prefix. Next token: a hash over all KV
 of the sequence in logical order (layer, key or value, head, token, dim), the position and the seed.
 Nothing else is remembered: whatever a transfer, a block table or a scheduler gets wrong, shows.
 
@@ -42,12 +42,12 @@ _UNSOUND = 0
 LOGPROB = -0.5
 
 
-def kv_of(before: bytes, token_id: int, position: int, size: int) -> bytes:
+def kv_of(before: bytes, token_id: int, position: int, size: int, rope_step: int = 0) -> bytes:
     """KV of one token: `size` int8 in the order [L, 2, K, h].
 
     before: that of the token before it; empty for the first.
     """
-    digest = hashlib.shake_128(before + struct.pack("<QQ", token_id, position)).digest(size)
+    digest = hashlib.shake_128(before + struct.pack("<QLL", token_id, position, rope_step)).digest(size)
     return digest.translate(_SMALL)
 
 
@@ -107,11 +107,12 @@ class TattleTaleRunner:
         before_TL2Kh = self._read(self._slots(batch, sequences, np.maximum(starts - 1, 0)))
         token_ids, positions = batch.token_ids.tolist(), batch.positions.tolist()
         bounds = batch.cu_seqlens_q.tolist()
+        steps = [0] * len(token_ids) if batch.rope_steps is None else batch.rope_steps.tolist()
         kv: list[bytes] = []
         for sequence, (first, end) in enumerate(pairwise(bounds)):
             row = before_TL2Kh[sequence].tobytes() if positions[first] else b""
             for index in range(first, end):
-                row = kv_of(row, token_ids[index], positions[index], self._size)
+                row = kv_of(row, token_ids[index], positions[index], self._size, steps[index])
                 kv.append(row)
         return np.frombuffer(b"".join(kv), np.int8).reshape(-1, *self._shape)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import LlamaConfig
 
-from baton.fingerprint import canonical_rope, first_difference
+from baton.fingerprint import canonical_attention, canonical_rope, first_difference
 from baton.v1.common_pb2 import Fingerprint
 
 LLAMA3 = {
@@ -52,12 +52,51 @@ def test_the_spelling_transformers_writes_agrees_with_the_old_one():
     "other",
     [
         {"rope_theta": 10001},
+        {"rope_local_base_freq": 10000},
         {"rope_scaling": {"rope_type": "linear", "factor": 1.0}},
         {"partial_rotary_factor": 0.5},
     ],
 )
 def test_different_rotary_embeddings_differ(other):
     assert canonical_rope(other) != canonical_rope({"rope_theta": 10000})
+
+
+def test_both_spellings_of_two_rotary_embeddings_agree():
+    old = {"rope_theta": 1e6, "rope_local_base_freq": 10000, "rope_scaling": {"type": "linear", "factor": 8}}
+    by_type = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000},
+    }
+    assert canonical_rope(old) == canonical_rope({"rope_parameters": by_type})
+    assert set(json.loads(canonical_rope(old))) == {"full_attention", "sliding_attention"}
+
+
+MASKED = {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 4096, "sliding_window": 512}
+
+
+def test_attention_is_what_decides_who_sees_whom():
+    given = MASKED | {"layer_types": None, "hidden_size": 64, "rms_norm_eps": 1e-6}
+    assert json.loads(canonical_attention(given)) == MASKED
+    assert canonical_attention(dict(reversed(given.items()))) == canonical_attention(given)
+    assert canonical_attention({}) == "{}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["LlamaForCausalLM"]},
+        {"max_position_embeddings": 8192},
+        {"sliding_window": 511},
+        {"sliding_window": None},
+        {"use_sliding_window": False},
+        {"max_window_layers": 3},
+        {"layer_types": ["sliding_attention", "full_attention"]},
+        {"sliding_window_pattern": 6},
+    ],
+    ids=str,
+)
+def test_other_masks_differ(changes):
+    assert canonical_attention(MASKED | changes) != canonical_attention(MASKED)
 
 
 def fingerprint(**changes: object) -> Fingerprint:
@@ -72,6 +111,7 @@ def fingerprint(**changes: object) -> Fingerprint:
         "rope": "{}",
         "sampler_version": 1,
         "key_version": 1,
+        "attention": "{}",
     }
     return Fingerprint(**{**fields, **changes})
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.prefix_keys import KEY_VERSION, ROOT_KEY, PrefixKeys, tenant_salt
+from baton.prefix_keys import KEY_VERSION, ROOT_KEY, PrefixKeys, rope_salt, tenant_salt
 
 TOKEN_IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 # Computed once, by the first rule below; they may change only together with KEY_VERSION.
@@ -112,3 +112,21 @@ def test_bad_values_are_refused() -> None:
         PrefixKeys(bytes(65), block_size=1)
     with pytest.raises(ValueError, match="0 tokens"):
         PrefixKeys(b"", block_size=0)
+
+
+@pytest.mark.parametrize("salt", [b"", b"s", tenant_salt("acme"), bytes(64)])
+def test_no_key_of_a_scale_step_is_one_of_another(salt: bytes) -> None:
+    assert rope_salt(salt, 0) == salt
+    tokens = list(range(12))
+    keys = [PrefixKeys(rope_salt(salt, step), block_size=4).keys(tokens) for step in range(5)]
+    assert len({key for of_step in keys for key in of_step}) == 5 * 3
+    again = PrefixKeys(rope_salt(salt, 3), block_size=4).keys(tokens)
+    assert again == keys[3]
+
+
+def test_a_step_does_not_lead_to_another_tenants_keys() -> None:
+    salts = [rope_salt(salt, step) for salt in (b"", b"a", b"b") for step in range(4)]
+    assert len(set(salts)) == 12
+    # By hand: blake2b-256 of the step as little-endian uint32, keyed with the salt.
+    by_hand = hashlib.blake2b(bytes([2, 0, 0, 0]), digest_size=32, key=b"a", person=b"baton rope step")
+    assert rope_salt(b"a", 2) == by_hand.digest()

@@ -159,8 +159,12 @@ FAMILIES: dict[str, Family] = {
         kind="gemma3",
         settings=GEMMA
         | UNTIED
-        | {"attention_bias": True,
-            "initializer_range": 0.3, "head_dim": 28, "layer_types": [FULL, SLIDING, FULL]},
+        | {
+            "attention_bias": True,
+            "initializer_range": 0.3,
+            "head_dim": 28,
+            "layer_types": [FULL, SLIDING, FULL],
+        },
     ),
     "mixtral": Family(kind="mixtral", settings=UNTIED | {"num_local_experts": 3}, unset=("head_dim",)),
     "mixtral window": Family(

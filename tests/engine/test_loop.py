@@ -11,8 +11,7 @@ import torch
 from baton.sampling import SamplingParams
 from engine.config import EngineConfig
 from engine.loop import EngineLoop
-from tests.engine.model.test_decoder import greedy_reference, prompts_of
-from tests.engine.tiny_models import Reference, load_runner
+from tests.engine.tiny_models import Reference, greedy_reference, load_runner, prompts_of
 
 
 def engine_loop(folder: Path, *, num_blocks: int = 120, **settings: Any) -> EngineLoop:

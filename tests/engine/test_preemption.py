@@ -29,9 +29,12 @@ BLOCK_SIZE = 4
 
 
 class Engine:
-    """Scheduler, pool and tattle-tale in lockstep; whoever gives way is added again at once."""
+    """Scheduler, pool and tattle-tale in lockstep; whoever gives way is added again at once.
 
-    def __init__(self, num_blocks: int, **config: Any) -> None:
+    rope_steps: of the model.
+    """
+
+    def __init__(self, num_blocks: int, *, rope_steps: tuple[int, ...] = (), **config: Any) -> None:
         settings = {"max_batch_tokens": 64, "chunk_tokens": 16, "max_running": 8} | config
         self.shape = CacheShape(
             num_blocks=num_blocks,
@@ -42,12 +45,11 @@ class Engine:
             dtype=torch.float32,
         )
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
-        self.scheduler = Scheduler(
-            self.pool,
-            Limits(max_model_len=512, vocab_size=VOCAB),
-            config=EngineConfig(block_size=BLOCK_SIZE, **settings),
-        )
+        self.limits = Limits(max_model_len=512, vocab_size=VOCAB, rope_steps=rope_steps)
+        engine_config = EngineConfig(block_size=BLOCK_SIZE, **settings)
+        self.scheduler = Scheduler(self.pool, self.limits, config=engine_config)
         self.num_preempted = Counter[bytes]()
+        self.num_outgrown = Counter[bytes]()
         self._runner = TattleTaleRunner(KVCache(self.shape), VOCAB)
 
     def add(self, number: int, prompt: list[int], max_tokens: int, **fields: Any) -> Request:
@@ -57,6 +59,7 @@ class Engine:
             num_prompt_tokens=len(prompt),
             params=SamplingParams(temperature=0, max_tokens=max_tokens),
             arrived_at=float(number),
+            rope_step=self.limits.rope_step(len(prompt)),
             **fields,
         )
         self.scheduler.add(request)
@@ -64,12 +67,17 @@ class Engine:
 
     def step(self) -> None:
         batch = self.scheduler.next_batch()
-        for event in self.scheduler.take_left():
+        left = self.scheduler.take_left()
+        for event in left:
             assert isinstance(event, Preempted)
             assert event.request.block_ids == []
-            self.num_preempted[event.request.attempt_id] += 1
+            counter = self.num_outgrown if event.outgrown else self.num_preempted
+            counter[event.request.attempt_id] += 1
+            event.request.scale_to(self.limits.rope_step(event.request.num_tokens))
             self.scheduler.add(event.request)
-        assert batch is not None, "work is left and nothing advances"
+        if batch is None:
+            assert left, "work is left and nothing advances"
+            return
         for event in self.scheduler.apply(self._runner.run(batch)):
             if isinstance(event, TokenSampled) and event.request.is_finished:
                 self.scheduler.tables.give_back(event.request)
@@ -85,7 +93,7 @@ class Engine:
 
     def expected(self, prompt: list[int], max_tokens: int) -> list[int]:
         shape = (self.shape.num_layers, 2, self.shape.num_kv_heads, self.shape.head_dim)
-        return expected_answer(prompt, max_tokens, shape=shape)
+        return expected_answer(prompt, max_tokens, shape=shape, rope_steps=self.limits.rope_steps)
 
 
 def test_requests_that_do_not_fit_together_change_no_token() -> None:
@@ -180,7 +188,12 @@ def test_prompt_logprobs_find_nothing_in_the_cache() -> None:
 @given(seed=st.integers(0, 2**32 - 1))
 def test_whatever_comes_and_goes_every_answer_is_the_undisturbed_one(seed: int) -> None:
     rng = random.Random(seed)
-    engine = Engine(rng.randint(26, 60), max_running=rng.randint(2, 6), chunk_tokens=rng.choice((3, 7, 16)))
+    engine = Engine(
+        rng.randint(26, 60),
+        rope_steps=rng.choice(((), (), (16, 32, 64, 512))),
+        max_running=rng.randint(2, 6),
+        chunk_tokens=rng.choice((3, 7, 16)),
+    )
     stems = [[rng.randrange(2, VOCAB) for _ in range(rng.randint(4, 30))] for _ in range(2)]
     requests: dict[int, tuple[Request, list[int], int]] = {}
     for number in range(12):

@@ -40,6 +40,9 @@ AWKWARD = {
 }
 
 
+# Two logits closer than this may change places between two correct ways to add numbers.
+TIE = 1e-4
+
 Reference = Callable[..., tuple[Path, LlamaForCausalLM]]
 Families = Callable[[str], tuple[Path, PreTrainedModel]]
 
@@ -121,11 +124,20 @@ def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tens
 
 @torch.no_grad()
 def greedy_reference(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
-    """The prompt and transformers' greedy tokens behind it."""
+    """The prompt and transformers' greedy tokens behind it, none of which was nearly another one."""
+    ids = torch.tensor([prompt])
+    # Without a mask of its own, generate() would take a prompt's token 0 for padding.
     output = model.generate(
-        torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        pad_token_id=0,
     )
-    return [int(token) for token in output[0]]
+    tokens: list[int] = output[0].tolist()
+    best, second = reference_logits(model, tokens[:-1])[len(prompt) - 1 :].topk(2).values.unbind(dim=1)
+    assert (best - second).min() > TIE, "a near tie; choose another seed for this model or its prompts"
+    return tokens
 
 
 def logits_of(runner: ModelRunner, chunks: Sequence[tuple[Request, int]]) -> list[torch.Tensor]:

@@ -47,6 +47,20 @@ def test_a_resumed_request_keeps_its_prompt() -> None:
     assert (request.num_prompt_tokens, request.num_output_tokens) == (3, 2)
 
 
+@pytest.mark.parametrize(("num_tokens", "step"), [(1, 0), (8, 0), (9, 1), (16, 1), (17, 2), (24, 2)], ids=str)
+def test_the_scale_step_is_that_of_its_length(num_tokens: int, step: int) -> None:
+    limits = Limits(max_model_len=32, vocab_size=100, rope_steps=(8, 16, 32))
+    for said in range(4):
+        sequence = message([1] * num_tokens)
+        sequence.rope_step = said
+        if said == step:
+            assert read_sequence(ATTEMPT, sequence, limits, now=0.0).rope_step == step
+            continue
+        with pytest.raises(InvalidRequest, match=f"{num_tokens} tokens are computed at step {step}") as error:
+            read_sequence(ATTEMPT, sequence, limits, now=0.0)
+        assert error.value.field == "rope_step"
+
+
 def test_the_largest_request_fits_exactly() -> None:
     assert read_sequence(ATTEMPT, message([1] * 24, max_tokens=8), LIMITS, now=0.0).num_tokens == 24
     assert read_sequence(ATTEMPT, message([1] * 31, 24, max_tokens=8), LIMITS, now=0.0).num_output_tokens == 7

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.mutants import drain_mutants, mutants, router_mutants
+from tests.mutants import drain_mutants, mutants, rope_mutants, router_mutants
 from tests.simulation.plan import draw
 from tests.simulation.run import run
 
-MUTANTS = (*mutants.MUTANTS, *router_mutants.MUTANTS, *drain_mutants.MUTANTS)
+MUTANTS = (*mutants.MUTANTS, *router_mutants.MUTANTS, *drain_mutants.MUTANTS, *rope_mutants.MUTANTS)
 MAX_SEEDS = 300
 
 

@@ -34,6 +34,7 @@ PrefillUp = prefill_service_pb2.PrefillServiceSessionResponse
 DecodeUp = decode_service_pb2.DecodeServiceSessionResponse
 Failure = common_pb2.Failure
 NOBODY: Mapping[str, BatonError] = {}
+LIMITS = Limits(max_model_len=10_000, vocab_size=10_000)
 # Routers of one test must not draw the same attempt ids.
 SEEDS = itertools.count()
 
@@ -267,6 +268,7 @@ class Stage:
         timeout_s: float | None = None,
         beside: DecodeLink | None = None,
         sample_index: int = 0,
+        limits: Limits = LIMITS,
         **params: Any,
     ) -> Run:
         loop = asyncio.get_running_loop()
@@ -285,7 +287,7 @@ class Stage:
             config=self.config,
             dispatcher=self.dispatcher,
             fleet=self.fleet,
-            limits=Limits(max_model_len=10_000, vocab_size=10_000),
+            limits=limits,
             stream=stream,
             outlook=self.core.outlook,
             timeline=Timeline(request.arrived_at),

@@ -75,7 +75,7 @@ class Client:
     """One request from its first byte to its one outcome.
 
     outcome: "" while it runs; then "finished", "cancelled", or an error's code. reason: the error's words.
-    note: called with what happens. tokenizer: of the model. rng: the SDK's.
+    note: called with what happens. tokenizer: of the model. rng: the SDK's. rope_steps: the model's.
     """
 
     def __init__(
@@ -85,13 +85,20 @@ class Client:
         tokenizer: Tokenizer,
         rng: random.Random,
         note: Callable[[str], None],
+        *,
+        rope_steps: tuple[int, ...] = (),
     ) -> None:
         self.plan = plan
         self.outcome = ""
         self.reason = ""
         self.token_ids: list[int] = []
         self.expected = expected_answer(
-            plan.prompt, plan.max_tokens, KV_SHAPE, seed=plan.seed, stop_token_ids=plan.stop_token_ids
+            plan.prompt,
+            plan.max_tokens,
+            KV_SHAPE,
+            seed=plan.seed,
+            stop_token_ids=plan.stop_token_ids,
+            rope_steps=rope_steps,
         )
         self._routers = routers
         self._tokenizer = tokenizer

@@ -269,7 +269,8 @@ class SimCluster:
             key_of(request.tenant),
         )
         rng = random.Random(f"{self.plan.seed}/client/{request.request_id}")
-        client = Client(request, routers, tokenizer(), rng, partial(self._ended, request))
+        ended = partial(self._ended, request)
+        client = Client(request, routers, tokenizer(), rng, ended, rope_steps=self.plan.rope_steps)
         self._by_request[request.request_id] = client
         self._people.spawn(self._follow(client), f"client-{request.request_id}")
 

@@ -50,7 +50,7 @@ from tests.simulation.calls import Caller, Method, Server, ServerCall, Tap
 from tests.simulation.channel import SimChannel
 from tests.simulation.kv import FrameFaults, SentFrame, SimKvClient
 from tests.simulation.net import Network
-from tests.simulation.plan import KV_SHAPE, Plan, WorkerPlan
+from tests.simulation.plan import KV_SHAPE, LONGEST, Plan, WorkerPlan
 from tests.simulation.registry import RegistryClient, RegistryServer
 from tests.simulation.steps import SimStepRunner
 from tests.simulation.virtual_loop import Process
@@ -60,8 +60,15 @@ READ_S = 0.001
 
 
 @cache
-def model() -> ModelDir:
-    """A model with a tiny tokenizer, whose weights are never read; its folder goes with the process."""
+def model(original_length: int = LONGEST) -> ModelDir:
+    """A model with a tiny tokenizer, whose weights are never read; its folder goes with the process.
+
+    original_length: tokens up to which its positions keep their first scale.
+    """
+    if original_length != LONGEST:
+        dynamic = {"rope_type": "dynamic", "factor": LONGEST / original_length}
+        scaled = {"max_position_embeddings": original_length, "rope_parameters": dynamic}
+        return replace(model(), config=model().config | scaled)
     folder = tempfile.mkdtemp(prefix="baton-simulation-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return model_dir(Path(folder) / "tiny")
@@ -85,6 +92,7 @@ class Surroundings:
         fail: Callable[[str], None],
     ) -> None:
         self.plan = plan
+        self.model = model(plan.original_length)
         self.net = net
         self.tap = tap
         self.hit = hit
@@ -184,7 +192,7 @@ class WorkerNode(Node):
             block_size=plan.block_size, max_batch_tokens=64, chunk_tokens=16, max_running=16
         )
         runner: Any = SimStepRunner(kv_cache, self._cost_s, self.check_blocks)
-        scheduler = Scheduler(pool, model().limits, config=config)
+        scheduler = Scheduler(pool, self.around.model.limits, config=config)
         return Engine(runner=runner, cache=kv_cache, pool=pool, scheduler=scheduler)
 
     def _cost_s(self, batch: ForwardBatch) -> float:
@@ -208,7 +216,7 @@ class PrefillNode(WorkerNode):
         self.worker: PrefillWorker = PrefillWorker(
             identity=identity,
             engine=self.engine,
-            limits=model().limits,
+            limits=around.model.limits,
             sender=KvSender(reader, self.transport, sender),
             credit_tokens=plan.credit_tokens,
             pid=1,
@@ -269,7 +277,7 @@ class DecodeNode(WorkerNode):
         self.worker: DecodeWorker = DecodeWorker(
             identity=self.identity(common_pb2.ROLE_DECODE),
             engine=self.engine,
-            limits=model().limits,
+            limits=around.model.limits,
             pid=1,
             lease_ttl_s=around.plan.lease_ttl_s,
             rng=self.rng,

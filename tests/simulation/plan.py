@@ -11,12 +11,15 @@ from dataclasses import dataclass, field, replace
 
 from baton.v1 import common_pb2
 from tests.fakes import VOCAB
+from tests.router.tiny_text import MAX_MODEL_LEN
 from tests.simulation.fault_plan import FAULT_PHASE_S, Fault, WorkerPlan, draw_faults
 from tests.simulation.routing import NAMES, RoutingPlan, draw_routing, with_callers
 
 KV_SHAPE = (2, 2, 2, 4)  # layers, keys and values, kv heads, head dim
 # With the longest answer it fits the smallest cache and the model.
 LONGEST_PROMPT = 40
+# Of all sequences; tests/router/tiny_text.py's.
+LONGEST = MAX_MODEL_LEN
 NUM_PROBES = 5
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -45,7 +48,11 @@ class RequestPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything a seed stands for. fault_phase_s: from the start until everything is healed."""
+    """Everything a seed stands for.
+
+    fault_phase_s: from the start until everything is healed.
+    original_length: tokens up to which the model's positions keep their first scale.
+    """
 
     seed: int
     fault_phase_s: float
@@ -65,6 +72,15 @@ class Plan:
     carrier_delay_s: float = 0.0
     carrier_failures: float = 0.0
     routing: RoutingPlan = field(default_factory=RoutingPlan)
+    original_length: int = LONGEST
+
+    @property
+    def rope_steps(self) -> tuple[int, ...]:
+        """Lengths up to which each scale serves; () if there is one."""
+        lengths = [self.original_length]
+        while lengths[-1] < LONGEST:
+            lengths.append(min(2 * lengths[-1], LONGEST))
+        return tuple(lengths) if len(lengths) > 1 else ()
 
     def without(self, index: int) -> Plan:
         """The same plan with one fault left out."""
@@ -107,7 +123,13 @@ def draw(seed: int, num_requests: int | None = None) -> Plan:
         carrier_delay_s=slots.choice((0.0, 0.0, 0.05, 0.2, 0.5)),
         carrier_failures=slots.choice((0.0, 0.0, 0.05)),
         routing=routing,
+        original_length=_original_length(seed),
     )
+
+
+def _original_length(seed: int) -> int:
+    rng = random.Random(f"{seed}/scale")
+    return rng.choice((10, 16, 24)) if rng.random() < 0.15 else LONGEST
 
 
 def _worker(role: str, index: int, is_crowded: bool, rng: random.Random) -> WorkerPlan:

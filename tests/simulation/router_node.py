@@ -26,7 +26,7 @@ from router.text import Text
 from tests.router.tiny_text import at_once
 from tests.simulation.calls import Caller, Method, ServerCall
 from tests.simulation.dial import SimDialer
-from tests.simulation.nodes import Node, Surroundings, model
+from tests.simulation.nodes import Node, Surroundings
 from tests.simulation.routing import MAX_WAIT_S, tenants_of
 
 EDGES = (8, 24)
@@ -84,8 +84,8 @@ class RouterNode(Node):
         self.queue, self.fleet = self.core.queue, self.core.fleet
         self.inference = InferenceServicer(
             core=self.core,
-            model=model(),
-            text=Text(model(), at_once),
+            model=around.model,
+            text=Text(around.model, at_once),
             grammars=GrammarCheck(None, at_once),
             rng=self.rng,
             tenants=tenants_of(around.plan.routing),

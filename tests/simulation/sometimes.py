@@ -39,6 +39,7 @@ POINTS = (
     "client cancelled",
     "first token was the last",
     "a request gave way",
+    "an answer outgrew the scale of its positions",
     "a prefix was in a prefill worker's cache",
     "a prefix was in a decode worker's cache",
     "a prefix was pinned where nothing else was left",
@@ -143,7 +144,8 @@ class Sometimes:
             case "prompt_computed":
                 self.hit("a decode worker computed a prompt itself")
             case "preempted":
-                self.hit("a request gave way")
+                outgrown = "an answer outgrew the scale of its positions"
+                self.hit(outgrown if message.preempted.outgrown else "a request gave way")
             case "step":
                 for token in message.step.tokens:
                     if self._first_tokens.setdefault(token.attempt_id, "decode") == "decode":

@@ -39,7 +39,9 @@ def test_nothing_is_copied_where_nothing_changes() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_infinities_become_nan_and_nothing_else_changes(dtype: torch.dtype) -> None:
-    x = torch.tensor([INF, 1.5, -INF, -0.0, torch.finfo(dtype).max, NAN, torch.finfo(dtype).tiny], dtype=dtype)
+    x = torch.tensor(
+        [INF, 1.5, -INF, -0.0, torch.finfo(dtype).max, NAN, torch.finfo(dtype).tiny], dtype=dtype
+    )
     before = x.clone()
     infinities_to_nan_(x)
     assert x.isnan().tolist() == [True, False, True, False, False, True, False]

@@ -1,0 +1,160 @@
+"""Attention over the paged cache: what a query sees, which head it reads, and the numbers against fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from engine.model.attention import causal_mask, fused_attention
+from tests.engine.model.paged_attention import PagedSequences
+
+# Ways of cutting a sequence of 12 or 40 tokens into steps.
+CUTS = {
+    "whole": lambda length: [(0, length)],
+    "chunks of 7": lambda length: [(at, min(at + 7, length)) for at in range(0, length, 7)],
+    "token by token": lambda length: [(at, at + 1) for at in range(length)],
+    "one token, then the rest": lambda length: [(0, 1), (1, length)],
+}
+
+
+@pytest.fixture(params=["HND", "NHD"])
+def layout(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def positions_seen(
+    length: int, window: int, cut: str, *, block_size: int, others: Sequence[int] = ()
+) -> list[list[int]]:
+    """Of each query the positions whose values reach its output: equal weights, and a value per position."""
+    sequences = PagedSequences([length], heads=(2, 1), head_dim=length, block_size=block_size)
+    sequences.q[0].zero_()
+    sequences.v[0] = torch.eye(length)[:, None]
+    seen = []
+    for span in CUTS[cut](length):
+        (output,) = sequences.step([span], [window, *others])[window]
+        assert output.isfinite().all()
+        for weights in output[:, 0]:
+            positions = weights.nonzero()[:, 0].tolist()
+            torch.testing.assert_close(weights[positions], torch.full((len(positions),), 1 / len(positions)))
+            seen.append(positions)
+    return seen
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_window_of_four_shows_a_query_itself_and_three_keys_before_it(cut: str) -> None:
+    seen = positions_seen(12, 4, cut, block_size=4)
+
+    assert [len(positions) for positions in seen] == [1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4, 4]
+    assert seen == [list(range(max(0, i - 3), i + 1)) for i in range(12)]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 39, 40, 41, 500], ids=lambda window: f"window {window}")
+def test_windows_beside_a_block_and_beside_the_length_hide_nothing_more_or_less(
+    window: int, cut: str
+) -> None:
+    seen = positions_seen(40, window, cut, block_size=16, others=[0, 3])
+
+    assert seen == [list(range(max(0, i - window + 1), i + 1)) for i in range(40)]
+
+
+@pytest.mark.parametrize("window", [0, 1, 4, 12, 13])
+@pytest.mark.parametrize("num_new", [12, 7, 2])
+def test_the_fused_path_sees_the_same_keys(window: int, num_new: int) -> None:
+    values_2KCh = torch.stack([torch.zeros(12, 12), torch.eye(12)])[:, None]
+    mask = causal_mask(num_new, 12, window, torch.device("cpu"))
+
+    output = fused_attention(torch.zeros(2, num_new, 12), values_2KCh, mask, scale=1.0)
+
+    for i, weights in zip(range(12 - num_new, 12), output[1], strict=True):
+        assert weights.nonzero()[:, 0].tolist() == list(range(max(0, i - (window or 12) + 1), i + 1))
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (28, 4), (12, 3), (32, 8), (64, 8), (8, 1), (8, 8)])
+@pytest.mark.parametrize("cut", CUTS)
+def test_neighboring_query_heads_share_a_kv_head(heads: tuple[int, int], cut: str) -> None:
+    num_heads, num_kv_heads = heads
+    sequences = PagedSequences([12], heads=heads)
+    sequences.v[0] = torch.arange(1.0, num_kv_heads + 1)[None, :, None].expand(12, -1, 10).clone()
+
+    for span in CUTS[cut](12):
+        for outputs in sequences.step([span], [0, 4]).values():
+            read = outputs[0].mean(dim=(0, 2)).round(decimals=4).tolist()
+            assert read == [1 + head // (num_heads // num_kv_heads) for head in range(num_heads)]
+
+
+def test_eight_heads_on_two_in_the_fused_path_read_1_1_1_1_2_2_2_2() -> None:
+    values = torch.tensor([1.0, 2.0])[:, None, None].expand(2, 5, 3)
+    keys_and_values = torch.stack([torch.randn(2, 5, 3), values])
+
+    output = fused_attention(torch.randn(8, 5, 3), keys_and_values, None, scale=1.0)
+
+    assert output.mean(dim=(1, 2)).round(decimals=4).tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
+
+
+# Per sequence (first, end) of the tokens of a step; whatever is before them is in the cache.
+STEPS = {
+    "packed prompts": [(0, 37), (0, 2), (0, 150), (0, 64), (0, 5)],
+    "continued chunks": [(7, 14), (35, 42), (140, 147), (1, 8), (60, 90)],
+    "decode alone": [(9, 10), (300, 301), (0, 1), (33, 34), (2, 3), (63, 64), (3, 4)],
+    "one decode token": [(70, 71)],
+    "decode, chunks and prompts": [(0, 6), (200, 201), (16, 17), (41, 70), (0, 33), (4, 5)],
+}
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
+def test_every_window_of_a_batch_gives_the_dense_softmax(
+    step: list[tuple[int, int]], block_size: int, layout: str
+) -> None:
+    sequences = PagedSequences([end for _, end in step], block_size=block_size, layout=layout)
+    windows = [0, 1, 2, 5, 16, 63, 64, 128, 1000]
+
+    outputs = sequences.step(step, windows)
+
+    for window in windows:
+        for index, (first, end) in enumerate(step):
+            torch.testing.assert_close(
+                outputs[window][index].double(),
+                sequences.expected(index, first, end, window),
+                rtol=0,
+                atol=2e-6,
+            )
+
+
+@pytest.mark.parametrize("span", [(40, 41), (40, 43), (31, 50)], ids=["decode", "short chunk", "long chunk"])
+def test_blocks_wholly_before_the_window_are_not_read(span: tuple[int, int], layout: str) -> None:
+    first, end = span
+    sequences = PagedSequences([end, 7], block_size=4, layout=layout)
+    expected = sequences.expected(0, first, end, 9)
+    # The first query sees 9 keys; what lies in front of the block of the first of them is poison.
+    unread = (first - 8) // 4 * 4
+    sequences.k[0][:unread] = torch.nan
+    sequences.v[0][:unread] = torch.nan
+
+    output = sequences.step([span, (6, 7)], [9])[9][0]
+
+    torch.testing.assert_close(output.double(), expected, rtol=0, atol=2e-6)
+
+
+def test_a_window_reads_as_many_blocks_at_any_length() -> None:
+    def blocks_read(length: int, window: int) -> int:
+        plan = PagedSequences([length], heads=(1, 1), head_dim=2).plan([(length - 1, length)], [0, window])
+        (group,) = plan.by_window[window].groups
+        return len(group.block_ids)
+
+    assert [blocks_read(length, 9) for length in (48, 800, 8000)] == [3, 3, 3]
+    assert [blocks_read(length, 0) for length in (48, 800, 8000)] == [12, 200, 2000]
+
+
+def test_layers_whose_window_no_sequence_has_outgrown_share_the_plan_of_those_without() -> None:
+    sequences = PagedSequences([30, 12])
+
+    plan = sequences.plan([(29, 30), (0, 12)], [0, 12, 29, 30, 4096])
+
+    assert plan.by_window[30] is plan.by_window[4096] is plan.by_window[0]
+    assert plan.by_window[29] is not plan.by_window[0]
+    # Of the sequences of a shared plan, one that has not outgrown the window has no mask for it.
+    assert [chunk.window for chunk in plan.by_window[12].chunks] == [0]

@@ -1,0 +1,69 @@
+"""Bugs of scale steps: KV of one scale of the model's positions where that of another is due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from engine import batch_builder, block_tables
+from engine.request import Request
+from engine.scheduler import Scheduler
+from router import generation
+from router.attempt import Attempt, GaveWay
+from tests.mutants.mutant import Mutant, registering
+
+MUTANTS: list[Mutant] = []
+mutant = registering(MUTANTS)
+
+
+@mutant("an answer goes on with keys of a scale that its length has left behind", seed=7)
+def step_never_outgrown() -> Any:
+    return patch.object(Scheduler, "_outgrow", lambda self: None)
+
+
+@mutant("a prompt shares KV that was computed at another scale", seed=7)
+@contextmanager
+def keys_ignore_the_step() -> Iterator[None]:
+    def same(salt: bytes, step: int) -> bytes:
+        return salt
+
+    with patch.object(block_tables, "rope_salt", same), patch.object(generation, "rope_salt", same):
+        yield
+
+
+@mutant("new tokens have the scale of the longer of two requests in a step", seed=7)
+def step_of_the_batch() -> Any:
+    def longest(chunks: Any, lengths: Any) -> Any:
+        steps = lengths.repeat(lengths) * 0 + max(chunk.request.rope_step for chunk in chunks)
+        return steps if steps.any() else None
+
+    return patch.object(batch_builder, "_rope_steps", longest)
+
+
+@mutant("an answer that outgrew its scale begins anew, and its client sees it twice", seed=7)
+def outgrown_forgets_tokens() -> Any:
+    decode_said = Attempt._decode_said
+
+    def forgetful(self: Any, event: Any) -> None:
+        try:
+            decode_said(self, event)
+        except GaveWay:
+            if event.outgrown:
+                self._owner.token_ids = []
+            raise
+
+    return patch.object(Attempt, "_decode_said", forgetful)
+
+
+@mutant("the blocks of an answer that outgrew its scale are never given back", seed=7)
+def blocks_of_the_outgrown_lost() -> Any:
+    send_away = Scheduler._send_away
+
+    def lose(self: Any, request: Request, *, outgrown: bool) -> None:
+        if outgrown:
+            request.block_ids = []
+        send_away(self, request, outgrown=outgrown)
+
+    return patch.object(Scheduler, "_send_away", lose)
