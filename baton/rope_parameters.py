@@ -24,14 +24,14 @@ def rope_parameters(
     Each has at least rope_type, rope_theta and partial_rotary_factor, and original_max_position_embeddings
     where its type needs one. Read are rope_parameters, flat or by layer type, and the older rope_theta,
     rope_scaling and rope_local_base_freq; precedence and defaults are those of transformers'
-    RotaryEmbeddingConfigMixin.
+    RotaryEmbeddingConfigMixin. A null says nothing.
 
     default_theta: the architecture's.  local_theta: that of its layers with a window, where they have one.
     Raises ModelError for parameters that are no table, or are there twice.
     """
     given = _given(config)
-    theta = config.get("rope_theta", default_theta)
-    local = config.get("rope_local_base_freq", local_theta)
+    theta = _or_default(config.get("rope_theta"), default_theta)
+    local = _or_default(config.get("rope_local_base_freq"), local_theta)
     if not is_by_layer_type(config):
         ropes = {FULL: _completed(_with_original(given, config), theta, config)}
         return ropes if local is None else {**ropes, SLIDING: _completed({}, local, config)}
@@ -69,13 +69,17 @@ def _with_original(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> 
 
 
 def _completed(parameters: Mapping[str, Any], theta: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    complete = {key: value for key, value in parameters.items() if key != "type"}
+    complete = {key: value for key, value in parameters.items() if key != "type" and value is not None}
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
     complete["rope_type"] = rope_type
     complete.setdefault("rope_theta", theta)
-    complete.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    complete.setdefault("partial_rotary_factor", _or_default(config.get("partial_rotary_factor"), 1.0))
     if rope_type in _SCALED_FROM_ORIGINAL:
         complete.setdefault(ORIGINAL_LENGTH, config.get("max_position_embeddings"))
     else:
         complete.pop(ORIGINAL_LENGTH, None)
     return complete
+
+
+def _or_default(value: Any, default: Any) -> Any:
+    return default if value is None else value

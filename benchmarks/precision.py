@@ -47,7 +47,7 @@ class Deviation:
     """Of one precision from fp32, over all prompts and steps; logits are those of the whole vocabulary.
 
     max_logit, rms_logit: absolute differences. span: the standard deviation of the fp32 logits of a position.
-    num_equal: positions whose greedy token is that of fp32, of num_tokens; first_equal: of first tokens.
+    num_equal: positions whose greedy token is that of fp32, of num_tokens.
     """
 
     max_logit: float
@@ -55,7 +55,6 @@ class Deviation:
     span: float
     num_equal: int
     num_tokens: int
-    first_equal: int
     num_saturated: int
 
     @classmethod
@@ -69,7 +68,6 @@ class Deviation:
             span=exact.logits.double().std(dim=-1).mean().item(),
             num_equal=int(equal_SP.sum()),
             num_tokens=equal_SP.numel(),
-            first_equal=int(equal_SP[0].sum()),
             num_saturated=other.num_saturated,
         )
 
@@ -82,7 +80,6 @@ class Deviation:
             span=min(each.span for each in deviations),
             num_equal=sum(each.num_equal for each in deviations),
             num_tokens=sum(each.num_tokens for each in deviations),
-            first_equal=sum(each.first_equal for each in deviations),
             num_saturated=sum(each.num_saturated for each in deviations),
         )
 

@@ -33,6 +33,7 @@ class EngineConfig:
         request in one step.  mixed_tokens: most prompt tokens of a step in which others decode,
         which bounds what a prompt adds to the gap between their tokens.
     max_running: most requests that hold a place in the batch.
+    compile: compile the layers before serving; the programs are kept on disk.
     debug_nonfinite: if logits are not finite, compute the step again and name the layer where that begins.
     """
 
@@ -65,6 +66,9 @@ class EngineConfig:
         default=64, metadata={"help": "most prompt tokens of a step that decodes as well"}
     )
     max_running: int = field(default=64, metadata={"help": "most requests in the batch"})
+    compile: bool = field(
+        default=False, metadata={"help": "compile the layers before serving; needs a C++ compiler once"}
+    )
     debug_nonfinite: bool = field(
         default=False, metadata={"help": "name the first layer of values that are not finite"}
     )

@@ -49,10 +49,13 @@ class Engine:
     @classmethod
     async def start(cls, config: EngineConfig, model: ModelDir) -> Engine:
         """Loads the model on its own thread; raises ModelError or ConfigError."""
-        progress = LoadLog(asyncio.get_running_loop().time)
+        clock = asyncio.get_running_loop().time
+        started_s, progress = clock(), LoadLog(clock)
         thread = await EngineThread.start(lambda: load_runner(config, model, progress=progress))
         runner = thread.runner
         assert isinstance(runner, ModelRunner | TattleTaleRunner)
+        if config.compile and isinstance(runner, ModelRunner):
+            await _compile(thread, runner)
         await thread.call(runner.warm_up)
         shape = runner.cache.shape
         pool = BlockPool(shape.num_blocks, shape.block_size, prefix_cache=config.prefix_cache)
@@ -61,6 +64,7 @@ class Engine:
         scheduler = Scheduler(
             pool, model.limits, config=config, eos_token_ids=model.eos_token_ids, grammars=grammars
         )
+        log.info("engine ready", seconds=round(clock() - started_s, 3))
         return cls(runner=thread, cache=runner.cache, pool=pool, scheduler=scheduler, mask_pool=mask_pool)
 
     def load(self, *, num_attempts: int) -> WorkerLoad:
@@ -79,6 +83,20 @@ class Engine:
             group.create_task(self.runner.close(timeout_s))
             if self.mask_pool is not None:
                 group.create_task(self.mask_pool.close(timeout_s))
+
+
+async def _compile(thread: EngineThread, runner: ModelRunner) -> None:
+    clock = asyncio.get_running_loop().time
+    log.info("compiling layers")
+    started_s = clock()
+    compilation = await thread.call(runner.compile)
+    if compilation is not None:
+        log.info(
+            "layers compiled",
+            seconds=round(clock() - started_s, 3),
+            cached="yes" if compilation.is_cached else "no",
+            programs=compilation.num_programs,
+        )
 
 
 def grammar_states(model: ModelDir, pool: Pool) -> GrammarStates | None:

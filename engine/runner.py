@@ -6,11 +6,13 @@ neither requests nor the event loop.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from baton.cache import cache_dir
 from baton.models import ModelDir
 from engine.batch import (
     ForwardBatch,
@@ -35,6 +37,7 @@ from engine.sampler import Sampled, sample
 
 if TYPE_CHECKING:
     from engine.load_log import LoadLog
+    from engine.model.compiled import Compilation
     from engine.model.decoder import Decoder
     from engine.step_runner import OnLayers
 
@@ -84,12 +87,31 @@ class ModelRunner:
         """[S, V] fp32 logits of the batch's logits_rows; stores its KV like run()."""
         return self.model.logits(self._forward(batch)[: len(batch.logits_rows)])
 
+    def compile(self) -> Compilation | None:
+        """Compiles the layers. None: that failed, they stay eager, and a warning says why.
+
+        Call it before the cache holds anything: it writes to the first blocks.
+        """
+        # Seconds of imports, for those who want it only.
+        from engine.model.compiled import CompiledLayer  # noqa: PLC0415
+
+        compiled = CompiledLayer(cache_dir() / "compiled")
+        self.model.layer_code = compiled
+        return compiled.compile(self._compute_dummy)
+
     def warm_up(self) -> None:
         """One forward pass of a full block, so that no request pays for lazy initialisation.
 
         Call it before the cache holds anything: it writes to block 0.
         """
         self.run(_dummy_batch(min(self.cache.shape.block_size, self.model.config.max_model_len)))
+
+    def _compute_dummy(self, num_tokens: int) -> None:
+        shape = self.cache.shape
+        num_tokens = min(num_tokens, self.model.config.max_model_len, shape.num_blocks * shape.block_size)
+        batch = _dummy_batch(num_tokens, -(-num_tokens // shape.block_size))
+        # Two rows, if there are: a model of one layer computes the end of its layer for these alone.
+        self.logits(dataclasses.replace(batch, logits_rows=np.unique([0, num_tokens - 1])))
 
     def _forward(self, batch: ForwardBatch, stored: OnLayers | None = None) -> torch.Tensor:
         inputs = self.model.prepare(batch, self.cache.shape.block_size)
@@ -173,8 +195,8 @@ def torch_dtype(name: str) -> torch.dtype | None:
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}.get(name)
 
 
-def _dummy_batch(num_tokens: int) -> ForwardBatch:
-    """One greedy sequence of token 0 in block 0."""
+def _dummy_batch(num_tokens: int, num_blocks: int = 1) -> ForwardBatch:
+    """One greedy sequence of token 0 in the first blocks."""
     return ForwardBatch(
         step_id=0,
         token_ids=np.zeros(num_tokens, np.int64),
@@ -182,7 +204,7 @@ def _dummy_batch(num_tokens: int) -> ForwardBatch:
         slot_mapping=np.arange(num_tokens),
         cu_seqlens_q=np.array([0, num_tokens], np.int32),
         seq_lens=np.array([num_tokens], np.int32),
-        block_tables=np.zeros((1, 1), np.int32),
+        block_tables=np.arange(num_blocks, dtype=np.int32)[None],
         logits_rows=np.array([num_tokens - 1]),
         sampling=SamplingArrays(
             temperature=np.zeros(1, np.float32),

@@ -47,6 +47,10 @@ DecodeKvDtype = Annotated[
     str | None,
     typer.Option(help="KV cache of decode workers: as --dtype.", show_default="that of the weights"),
 ]
+Compile = Annotated[
+    bool | None,
+    typer.Option("--compile/--no-compile", help="Workers compile their layers.", show_default="no-compile"),
+]
 KvCacheBytes = Annotated[
     int | None,
     typer.Option(
@@ -116,6 +120,7 @@ def up(
     dtype: Dtype = None,
     prefill_kv_dtype: PrefillKvDtype = None,
     decode_kv_dtype: DecodeKvDtype = None,
+    compile: Compile = None,  # noqa: A002  (the option's name)
     kv_cache_bytes: KvCacheBytes = None,
     placement: Placement = None,
     kv_transport: KvTransport = None,

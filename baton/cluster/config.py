@@ -52,6 +52,9 @@ class ClusterConfig:
     decode_kv_dtype: str | None = field(
         default=None, metadata={"help": "KV cache of decode workers: as dtype; auto is that of the weights"}
     )
+    compile: bool | None = field(
+        default=None, metadata={"help": "workers compile their layers before they serve"}
+    )
     kv_cache_bytes: int | None = field(default=None, metadata={"help": "KV cache of each worker, in bytes"})
     kv_memory_fraction: float = field(
         default=0.1,

@@ -134,6 +134,7 @@ def _worker_settings(config: ClusterConfig, places: Places, role: str) -> dict[s
     optional = {
         "dtype": config.dtype,
         "kv_dtype": config.kv_dtype(role),
+        "compile": config.compile,
         "kv_cache_bytes": config.kv_cache_bytes,
     }
     if role == "prefill":
@@ -168,4 +169,10 @@ def _variable(section: str, name: str) -> str:
 
 
 def _command(module: str, flags: Mapping[str, object]) -> tuple[str, ...]:
-    return ("-m", module, *(f"--{key.replace('_', '-')}={value}" for key, value in flags.items()))
+    return ("-m", module, *(_flag(name.replace("_", "-"), value) for name, value in flags.items()))
+
+
+def _flag(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"

@@ -111,7 +111,7 @@ class PromptChunk:
     window: 0 where it hides nothing.
     block_ids: the blocks of the context, or None if the chunk is the sequence's beginning and
         attends to itself only.
-    mask: what fused attention needs of causal_mask(); None on a CPU, which does not use it.
+    is_fused: computed by torch's fused operator.  mask: what that needs of causal_mask().
     """
 
     start: int
@@ -119,6 +119,7 @@ class PromptChunk:
     context: int
     window: int
     block_ids: torch.Tensor | None
+    is_fused: bool
     mask: torch.Tensor | None
 
     @classmethod
@@ -138,8 +139,9 @@ class PromptChunk:
             block_ids = _to(table.astype(np.int64), device)
         if window >= seq_len:
             window = 0
-        mask = None if device.type == "cpu" else causal_mask(end - start, context, window, device)
-        return cls(start, end, context, window, block_ids, mask)
+        is_fused = fuses_chunks(device)
+        mask = causal_mask(end - start, context, window, device) if is_fused else None
+        return cls(start, end, context, window, block_ids, is_fused, mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +236,16 @@ def _attend_chunk(
         kv_2KCh = kv_T2Kh[chunk.start : chunk.end].permute(1, 2, 0, 3)
     else:
         kv_2KCh = _gather(cache_N2Kbh, chunk.block_ids)[:, :, : chunk.context].to(q_HTh.dtype)
-    if q_HTh.device.type == "cpu":
-        q_KGTh = q_HTh.view(kv_2KCh.shape[1], -1, *q_HTh.shape[1:])
-        attended = blocked_attention(q_KGTh, kv_2KCh[0], kv_2KCh[1], window=chunk.window, scale=scale)
-        return attended.flatten(0, 1)
-    return fused_attention(q_HTh, kv_2KCh, chunk.mask, scale=scale)
+    if chunk.is_fused:
+        return fused_attention(q_HTh, kv_2KCh, chunk.mask, scale=scale)
+    q_KGTh = q_HTh.view(kv_2KCh.shape[1], -1, *q_HTh.shape[1:])
+    attended = blocked_attention(q_KGTh, kv_2KCh[0], kv_2KCh[1], window=chunk.window, scale=scale)
+    return attended.flatten(0, 1)
+
+
+def fuses_chunks(device: torch.device) -> bool:
+    """Whether torch's fused operator is the fastest for prompt chunks there."""
+    return device.type != "cpu"
 
 
 def fused_attention(

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from engine.model import layer as eager_layer
 from engine.model.attention import AttentionPlan, attend, store
-from engine.model.layer import LayerWeights, finish, project
 from engine.model.layers import rms_norm
 from engine.model.rope import Rope
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from engine.batch import ForwardBatch
     from engine.kv_cache import KVCache
     from engine.model.config import ModelConfig
+    from engine.model.layer import LayerCode, LayerWeights
 
 
 # Logits per row that are computed again in fp32. A token that matters and is not among them would have
@@ -48,7 +49,10 @@ class StepInputs:
 
 
 class Decoder:
-    """A decoder on one device. Weights never change."""
+    """A decoder on one device. Weights never change.
+
+    layer_code: what computes its layers; it may be replaced between steps.
+    """
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class Decoder:
         head: torch.Tensor,
     ) -> None:
         self.config = config
+        self.layer_code: LayerCode = eager_layer
         self._embedding = embedding
         self._layers = layers
         self._norm = norm
@@ -117,7 +122,7 @@ class Decoder:
             if index == last:
                 # Only the rows whose logits are needed go through the rest of the last layer.
                 hidden_TD, attended_TA = hidden_TD[inputs.output_rows], attended_TA[inputs.output_rows]
-            hidden_TD = finish(hidden_TD, attended_TA, weights, self.config)
+            hidden_TD = self.layer_code.finish(hidden_TD, attended_TA, weights, self.config)
             if watch is not None:
                 watch(index, hidden_TD)
         return rms_norm(hidden_TD, self._norm, self.config.rms_norm_eps).to(self.dtype)
@@ -151,7 +156,9 @@ class Decoder:
         """[T, heads * head_dim]: what the new tokens read from the cache, which has their own KV by then."""
         config, cache_N2Kbh = self.config, cache.layer(index)
         layer, num_heads = config.layers[index], config.num_heads
-        qkv = project(hidden_TD, self._layers[index], config, *inputs.angles[layer.rope])
+        qkv = self.layer_code.project(
+            hidden_TD, self._layers[index], config, *inputs.angles[layer.rope]
+        )
         kv_T2Kh = qkv[:, num_heads:].view(-1, 2, config.num_kv_heads, config.head_dim)
         store(kv_T2Kh, cache_N2Kbh, inputs.plan)
         if stored is not None:

@@ -13,7 +13,7 @@ Shape suffixes: T tokens, D hidden, F intermediate, H query heads, K kv heads, h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn import functional
@@ -69,6 +69,25 @@ class LayerWeights:
     mlp_out_norm: torch.Tensor | None
 
 
+class LayerCode(Protocol):
+    """What computes layers: this module, or engine.model.compiled.CompiledLayer."""
+
+    def project(
+        self,
+        hidden_TD: torch.Tensor,
+        weights: LayerWeights,
+        config: ModelConfig,
+        cos_T1h: torch.Tensor,
+        sin_T1h: torch.Tensor,
+    ) -> torch.Tensor:
+        """As project() below."""
+
+    def finish(
+        self, hidden_TD: torch.Tensor, attended_TA: torch.Tensor, weights: LayerWeights, config: ModelConfig
+    ) -> torch.Tensor:
+        """As finish() below."""
+
+
 def project(
     hidden_TD: torch.Tensor,
     weights: LayerWeights,
@@ -93,10 +112,24 @@ def finish(
     hidden_TD: torch.Tensor, attended_TA: torch.Tensor, weights: LayerWeights, config: ModelConfig
 ) -> torch.Tensor:
     """The residual stream behind the layer, [T, D] fp32. attended: [T, H * h]."""
+    hidden_TD, x_TD = attention_added(hidden_TD, attended_TA, weights, config)
+    return mlp_added(hidden_TD, x_TD, weights, config)
+
+
+def attention_added(
+    hidden_TD: torch.Tensor, attended_TA: torch.Tensor, weights: LayerWeights, config: ModelConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first half of finish(): the residual stream, and what the MLP takes; both [T, D]."""
     eps = config.rms_norm_eps
     hidden_TD = hidden_TD + _normed(weights.output(attended_TA), weights.attention_out_norm, eps)
-    x_TD = rms_norm(hidden_TD, weights.mlp_norm, eps).to(attended_TA.dtype)
-    return hidden_TD + _normed(weights.mlp(x_TD), weights.mlp_out_norm, eps)
+    return hidden_TD, rms_norm(hidden_TD, weights.mlp_norm, eps).to(attended_TA.dtype)
+
+
+def mlp_added(
+    hidden_TD: torch.Tensor, x_TD: torch.Tensor, weights: LayerWeights, config: ModelConfig
+) -> torch.Tensor:
+    """The second half of finish()."""
+    return hidden_TD + _normed(weights.mlp(x_TD), weights.mlp_out_norm, config.rms_norm_eps)
 
 
 def _normed(x_TD: torch.Tensor, weight_D: torch.Tensor | None, eps: float) -> torch.Tensor:

@@ -76,6 +76,16 @@ def test_what_a_model_says_about_itself(tmp_path):
     assert model.chat_template is None
 
 
+def test_the_length_and_its_steps_follow_from_the_rotary_embedding(tmp_path):
+    dynamic = {"rope_type": "dynamic", "factor": 3.0}
+    model = ModelDir.open(make_folder(tmp_path / "m", rope_scaling=dynamic))
+    assert model.limits == Limits(max_model_len=768, vocab_size=300, rope_steps=(256, 512, 768))
+    assert model.max_model_len == 768
+    model = ModelDir.open(make_folder(tmp_path / "n", rope_scaling=dynamic | {"factor": 0}))
+    with pytest.raises(ModelError, match=r"/n/config\.json: rope parameter factor is 0"):
+        _ = model.max_model_len
+
+
 def test_generation_config_overrides_the_end_of_sequence_ids(tmp_path):
     folder = make_folder(tmp_path / "m")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
@@ -255,6 +265,7 @@ def test_fingerprint_takes_its_numbers_from_the_configuration(tmp_path):
     assert fingerprint.vocab_size == 300
     assert fingerprint.tokenizer_id == hashlib.sha256(b"{}").hexdigest()
     assert json.loads(fingerprint.rope)["rope_theta"] == 10000.0
+    assert json.loads(fingerprint.attention)["max_position_embeddings"] == 256
 
 
 def test_explicit_head_dim_wins_and_kv_heads_default_to_heads(tmp_path):

@@ -196,9 +196,9 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
-# The first of each kind: what is run where a case per switch would cost too much.
-ARCHITECTURES: dict[str, Family] = {
-    kind: next(family for family in FAMILIES.values() if family.kind == kind) for kind in CLASSES
+# The first of each kind, by name: what is run where a case per switch would cost too much.
+ARCHITECTURES: dict[str, str] = {
+    kind: next(name for name, family in FAMILIES.items() if family.kind == kind) for kind in CLASSES
 }
 
 
@@ -278,6 +278,12 @@ SPELLINGS: dict[str, Spelling] = {
     "mistral defaults": Spelling(
         family=Family(kind="mistral", settings=PLAIN | EIGHT_HEADS | {"sliding_window": 4096}),
         respell=without(*_COMMON, "num_key_value_heads", "head_dim", "sliding_window"),
+    ),
+    "ministral without layer types": Spelling(
+        family=Family(kind="ministral", settings={"sliding_window": 7}), respell=without("layer_types")
+    ),
+    "qwen2 max_window_layers": Spelling(
+        family=FAMILIES["qwen2 window from layer 1"], respell=without("layer_types")
     ),
     "qwen2 window of no use": Spelling(family=FAMILIES["qwen2"], respell=old_qwen2),
     "qwen2 defaults": Spelling(

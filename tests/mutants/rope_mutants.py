@@ -8,10 +8,8 @@ from typing import Any
 from unittest.mock import patch
 
 from engine import batch_builder, block_tables
-from engine.request import Request
 from engine.scheduler import Scheduler
 from router import generation
-from router.attempt import Attempt, GaveWay
 from tests.mutants.mutant import Mutant, registering
 
 MUTANTS: list[Mutant] = []
@@ -40,30 +38,3 @@ def step_of_the_batch() -> Any:
         return steps if steps.any() else None
 
     return patch.object(batch_builder, "_rope_steps", longest)
-
-
-@mutant("an answer that outgrew its scale begins anew, and its client sees it twice", seed=7)
-def outgrown_forgets_tokens() -> Any:
-    decode_said = Attempt._decode_said
-
-    def forgetful(self: Any, event: Any) -> None:
-        try:
-            decode_said(self, event)
-        except GaveWay:
-            if event.outgrown:
-                self._owner.token_ids = []
-            raise
-
-    return patch.object(Attempt, "_decode_said", forgetful)
-
-
-@mutant("the blocks of an answer that outgrew its scale are never given back", seed=7)
-def blocks_of_the_outgrown_lost() -> Any:
-    send_away = Scheduler._send_away
-
-    def lose(self: Any, request: Request, *, outgrown: bool) -> None:
-        if outgrown:
-            request.block_ids = []
-        send_away(self, request, outgrown=outgrown)
-
-    return patch.object(Scheduler, "_send_away", lose)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from engine.model.attention import causal_mask, fused_attention
+from engine.model import attention
 from tests.engine.model.paged_attention import PagedSequences
 
 # Ways of cutting a sequence of 12 or 40 tokens into steps.
@@ -17,6 +17,13 @@ CUTS = {
     "token by token": lambda length: [(at, at + 1) for at in range(length)],
     "one token, then the rest": lambda length: [(0, 1), (1, length)],
 }
+
+
+@pytest.fixture(params=["blocked", "fused"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How prompt chunks are computed: as on a CPU, or as on other devices."""
+    monkeypatch.setattr(attention, "fuses_chunks", lambda _device: request.param == "fused")
+    return str(request.param)
 
 
 @pytest.fixture(params=["HND", "NHD"])
@@ -43,6 +50,7 @@ def positions_seen(
 
 
 @pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.usefixtures("path")
 def test_a_window_of_four_shows_a_query_itself_and_three_keys_before_it(cut: str) -> None:
     seen = positions_seen(12, 4, cut, block_size=4)
 
@@ -52,6 +60,7 @@ def test_a_window_of_four_shows_a_query_itself_and_three_keys_before_it(cut: str
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 39, 40, 41, 500], ids=lambda window: f"window {window}")
+@pytest.mark.usefixtures("path")
 def test_windows_beside_a_block_and_beside_the_length_hide_nothing_more_or_less(
     window: int, cut: str
 ) -> None:
@@ -60,20 +69,9 @@ def test_windows_beside_a_block_and_beside_the_length_hide_nothing_more_or_less(
     assert seen == [list(range(max(0, i - window + 1), i + 1)) for i in range(40)]
 
 
-@pytest.mark.parametrize("window", [0, 1, 4, 12, 13])
-@pytest.mark.parametrize("num_new", [12, 7, 2])
-def test_the_fused_path_sees_the_same_keys(window: int, num_new: int) -> None:
-    values_2KCh = torch.stack([torch.zeros(12, 12), torch.eye(12)])[:, None]
-    mask = causal_mask(num_new, 12, window, torch.device("cpu"))
-
-    output = fused_attention(torch.zeros(2, num_new, 12), values_2KCh, mask, scale=1.0)
-
-    for i, weights in zip(range(12 - num_new, 12), output[1], strict=True):
-        assert weights.nonzero()[:, 0].tolist() == list(range(max(0, i - (window or 12) + 1), i + 1))
-
-
 @pytest.mark.parametrize("heads", [(8, 2), (28, 4), (12, 3), (32, 8), (64, 8), (8, 1), (8, 8)])
 @pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.usefixtures("path")
 def test_neighboring_query_heads_share_a_kv_head(heads: tuple[int, int], cut: str) -> None:
     num_heads, num_kv_heads = heads
     sequences = PagedSequences([12], heads=heads)
@@ -83,15 +81,6 @@ def test_neighboring_query_heads_share_a_kv_head(heads: tuple[int, int], cut: st
         for outputs in sequences.step([span], [0, 4]).values():
             read = outputs[0].mean(dim=(0, 2)).round(decimals=4).tolist()
             assert read == [1 + head // (num_heads // num_kv_heads) for head in range(num_heads)]
-
-
-def test_eight_heads_on_two_in_the_fused_path_read_1_1_1_1_2_2_2_2() -> None:
-    values = torch.tensor([1.0, 2.0])[:, None, None].expand(2, 5, 3)
-    keys_and_values = torch.stack([torch.randn(2, 5, 3), values])
-
-    output = fused_attention(torch.randn(8, 5, 3), keys_and_values, None, scale=1.0)
-
-    assert output.mean(dim=(1, 2)).round(decimals=4).tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
 # Per sequence (first, end) of the tokens of a step; whatever is before them is in the cache.
@@ -106,6 +95,7 @@ STEPS = {
 
 @pytest.mark.parametrize("block_size", [4, 16])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.usefixtures("path")
 def test_every_window_of_a_batch_gives_the_dense_softmax(
     step: list[tuple[int, int]], block_size: int, layout: str
 ) -> None:
@@ -125,6 +115,7 @@ def test_every_window_of_a_batch_gives_the_dense_softmax(
 
 
 @pytest.mark.parametrize("span", [(40, 41), (40, 43), (31, 50)], ids=["decode", "short chunk", "long chunk"])
+@pytest.mark.usefixtures("path")
 def test_blocks_wholly_before_the_window_are_not_read(span: tuple[int, int], layout: str) -> None:
     first, end = span
     sequences = PagedSequences([end, 7], block_size=4, layout=layout)

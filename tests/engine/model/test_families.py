@@ -15,7 +15,7 @@ from baton.sampling import SamplingParams
 from engine.config import EngineConfig
 from engine.loop import EngineLoop
 from engine.request import Request
-from tests.engine.families import FAMILIES, SPELLINGS, Spelling
+from tests.engine.families import ARCHITECTURES, FAMILIES, SPELLINGS, Spelling
 from tests.engine.tiny_models import (
     Families,
     greedy_reference,
@@ -112,6 +112,30 @@ def test_32_greedy_tokens_equal_those_of_transformers(family_model: Families, na
     assert [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)] == expected
     assert set(cached) == {44}
     assert request.token_ids == greedy_reference(reference, again, 32)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.1), (torch.float16, 0.04)])
+@pytest.mark.parametrize("name", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def test_half_precision_stays_close_to_the_fp32_reference(
+    family_model: Families, name: str, dtype: torch.dtype, bound: float
+) -> None:
+    # Mean error in means of the logits: 0.042 and 0.019 at most over six seeds, both of mixtures, where
+    # rounding now and then chooses another expert.
+    folder, reference = family_model(name)
+    runner = load_runner(folder, layout=layout_of(name, 0), dtype=dtype)
+    (prompt,) = prompts_of(40)
+    request = scattered(prompt, shuffled_blocks())
+
+    computed = torch.cat([*logits_of(runner, [(request, 25)]), *logits_of(runner, [(request, 15)])])
+
+    expected = reference_logits(reference, prompt)
+    assert (computed - expected).abs().mean() / expected.abs().mean() < bound
+
+
+def test_one_of_them_is_stored_in_three_shards(family_model: Families) -> None:
+    folder, _ = family_model("llama3 rope, three shards")
+
+    assert len(list(folder.glob("model-*-of-00003.safetensors"))) == 3
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)

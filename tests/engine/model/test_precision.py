@@ -123,8 +123,8 @@ def test_logits_stay_within_twice_what_was_measured(
 
 @pytest.mark.parametrize("decode_kv", ["float32", "float16"])
 def test_with_bfloat16_weights_a_wider_cache_changes_nothing(samples: list[Sample], decode_kv: str) -> None:
-    # Keys and values are bfloat16 when they are computed. float32 holds each of them; float16 all between 2^-17
-    # and 65504, and smaller ones to 2^-25. That is why auto is the weights' type on both sides.
+    # Keys and values are bfloat16 when they are computed. float32 holds each of them; float16 all between
+    # 2^-17 and 65504, and smaller ones to 2^-25. That is why auto is the weights' type on both sides.
     same = handed_over(samples[0], "bfloat16", "bfloat16", "bfloat16")
     wider = handed_over(samples[0], "bfloat16", "bfloat16", decode_kv)
 

@@ -13,8 +13,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from baton.context_length import max_model_len, rope_steps
 from baton.errors import ModelError
+from engine.batch_builder import Chunk, build_batch
 from engine.model.rope import Rope
 from engine.model.rope_config import RopeConfig, ropes_of
+from tests.engine.tiny_models import Reference, load_runner, make_request
 
 CPU = torch.device("cpu")
 POSITIONS = (*range(301), 4095, 15962, 32767, 131071)
@@ -168,10 +170,23 @@ def test_rows_stay_close_to_fp64_and_keep_neighbors_apart(theta: float) -> None:
     for row, position in enumerate(positions):
         angles = [position * theta ** (-2 * index / 128) for index in range(64)]
         exact_cos, exact_sin = [math.cos(a) for a in angles], [math.sin(a) for a in angles]
-        assert cos[row, 0, :64].bfloat16().tolist() == pytest.approx(exact_cos, abs=1e-2)
-        assert sin[row, 0, 64:].bfloat16().tolist() == pytest.approx(exact_sin, abs=1e-2)
+        assert cos[row, 0, :64].tolist() == pytest.approx(exact_cos, abs=1e-2)
+        assert sin[row, 0, 64:].tolist() == pytest.approx(exact_sin, abs=1e-2)
     for one, other in ((1, 2), (6, 7), (8, 9)):
         assert (cos[one] - cos[other]).abs().max() > 0.1
+
+
+def test_a_bfloat16_model_has_the_same_rows(reference_model: Reference) -> None:
+    folder, _ = reference_model()
+    tokens = [1 + index % 90 for index in range(150)]
+    batch = build_batch(1, [Chunk.of(make_request(tokens, block_ids=list(range(38))), 150)], 4)
+    fp32, bf16 = (
+        load_runner(folder, dtype=dtype).model.prepare(batch, 4).angles[0]
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    for ours, theirs in zip(bf16, fp32, strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, theirs)
 
 
 def test_each_token_has_the_scale_of_its_step() -> None:
