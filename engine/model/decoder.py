@@ -156,9 +156,7 @@ class Decoder:
         """[T, heads * head_dim]: what the new tokens read from the cache, which has their own KV by then."""
         config, cache_N2Kbh = self.config, cache.layer(index)
         layer, num_heads = config.layers[index], config.num_heads
-        qkv = self.layer_code.project(
-            hidden_TD, self._layers[index], config, *inputs.angles[layer.rope]
-        )
+        qkv = self.layer_code.project(hidden_TD, self._layers[index], config, *inputs.angles[layer.rope])
         kv_T2Kh = qkv[:, num_heads:].view(-1, 2, config.num_kv_heads, config.head_dim)
         store(kv_T2Kh, cache_N2Kbh, inputs.plan)
         if stored is not None:

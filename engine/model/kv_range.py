@@ -29,4 +29,4 @@ def infinities_to_nan_(x: torch.Tensor) -> torch.Tensor:
     An infinite key may score minus infinity, which is how masked positions score: its token would be ignored
     without a trace. A NaN reaches the logits of every token that sees it, and ends the request by name.
     """
-    return x.add_(x - x)
+    return x.masked_fill_(x.isinf(), torch.nan)

@@ -73,9 +73,7 @@ def layer_of(runner: ModelRunner) -> CompiledLayer:
     return layer
 
 
-def answers_of(
-    runner: ModelRunner, folder: Path, prompts: Sequence[list[int]] = MIXED
-) -> list[list[int]]:
+def answers_of(runner: ModelRunner, folder: Path, prompts: Sequence[list[int]] = MIXED) -> list[list[int]]:
     """Greedy answers in batches that mix chunks of seven and decode tokens; at last one token is alone."""
     config = EngineConfig(model=str(folder), block_size=4, chunk_tokens=7, max_batch_tokens=19, max_running=3)
     return EngineLoop(runner, config).generate(prompts, GREEDY)
