@@ -43,7 +43,7 @@ def compiler(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     torch._dynamo.reset()
     with (
         dynamo_config.patch(error_on_recompile=False),
-        inductor_config.patch({"compile_threads": 1, "cpp.vec_isa_ok": True}),
+        inductor_config.patch({"compile_threads": 1, "cpp.vec_isa_ok": True, "cpp_cache_precompile_headers": False}),
     ):
         yield folder
     torch._dynamo.reset()
