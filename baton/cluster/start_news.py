@@ -16,6 +16,8 @@ INTERVAL_S = 3.0
 _MAX_END_BYTES = 4096
 # The event of engine/load_log.py.
 _LOADING = "loading weights"
+# One of engine/engine.py.
+_COMPILING = "compiling layers"
 
 
 class StartNews:
@@ -46,9 +48,11 @@ class StartNews:
         return line if line != before else ""
 
     def _loading(self, name: str) -> str:
-        """How far its weights are; "" unless they are the last thing that it has told."""
+        """How far its weights are, or that it compiles; "" unless that is the last thing that it has told."""
         path = self._logs / f"{name}.log"
         entry = _last_entry(path, self._starts.get(path.name, 0))
+        if entry.get("event") == _COMPILING:
+            return f" ({_COMPILING})"
         if entry.get("event") != _LOADING or "percent" not in entry:
             return ""
         return f" ({_LOADING}, {entry['percent']} %)"

@@ -1,15 +1,15 @@
 """A layer as machine code: engine/model/layer.py's functions, compiled once and used for all layers.
 
-Owns the compiler's settings, its cache on disk, and the way back to eager, which nothing but a line in the
-log tells of. Must not know batches, the cache of keys and values, or attention, which stays eager: it works on
-the step's plan. So do the embedding, the head and experts, whose loop hangs on what was chosen.
+Owns the compiler's settings, its cache on disk, and the way back to eager, which nothing but a line in the log
+tells of. Must not know batches, the cache of keys and values, or attention, which stays eager: it works on the
+step's plan. So do the embedding, the head, and experts, whose loop hangs on what was chosen.
 
 Weights are arguments, so one program serves every layer of the same kind. The number of tokens is dynamic; one
-token alone is a program of its own, because the compiler takes sizes of 0 and 1 for constants. Everything is
-compiled before the worker serves. What would have to be compiled later is refused by the compiler, and ends in
-eager layers, rather than in a step that takes a minute.
+token alone is a program of its own, because the compiler takes sizes of 0 and 1 for constants. All is compiled
+before the worker serves. What would have to be compiled later is refused by the compiler, and ends in eager
+layers, rather than in a step that takes a minute.
 
-The compiler's default mode: "reduce-overhead" would record a CUDA graph for each number of tokens.
+The compiler's mode is its default: "reduce-overhead" would record a CUDA graph for each number of tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Compilation:
 
 
 class CompiledLayer:
-    """engine.model.layer.LayerCode in machine code; eager until compile() has succeeded.
+    """engine.model.layer.LayerCode in machine code; eager before compile(), and wherever it cannot be used.
 
     folder: of the programs on disk; it is made. Several processes may share it.
     backend: torch.compile's.

@@ -44,7 +44,7 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
     flags += ["--redis-url=redis://h/0", "--no-ray", f"--trace-file={tmp_path}", f"--log-dir={tmp_path}"]
     flags += ["--tls-cert=c", "--tls-key=k", "--tls-ca=a", "--tls-server-name=n", "--kv-transport=nixl"]
     flags += ["--placement=disaggregated", "--routers=2", "--control-port=4", "--drain-s=7"]
-    flags += ["--prefill-kv-dtype=bfloat16", "--decode-kv-dtype=float16"]
+    flags += ["--prefill-kv-dtype=bfloat16", "--decode-kv-dtype=float16", "--compile"]
     assert settings(baton, started, *flags, "--start-timeout-s=9") == ClusterConfig(
         prefill=2,
         decode=3,
@@ -53,6 +53,7 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
         dtype="float32",
         prefill_kv_dtype="bfloat16",
         decode_kv_dtype="float16",
+        compile=True,
         kv_cache_bytes=1000,
         placement="disaggregated",
         kv_transport="nixl",

@@ -134,6 +134,21 @@ def test_a_kv_dtype_that_is_not_set_is_left_to_the_role(places) -> None:
     assert config.kv_dtype == "float16"
 
 
+@pytest.mark.parametrize("compiles", [True, False])
+def test_plain_workers_and_those_of_the_pool_compile_if_the_cluster_says_so(places, compiles) -> None:
+    config = ClusterConfig(compile=compiles)
+    (prefill,), environ = prefill_specs(config, places), pool_spec(config, places).environment
+    assert read(prefill, PrefillConfig, "prefill").compile is compiles
+    decode = load_config(DecodeConfig, section="decode", argv=[], environ=environ)
+    assert decode.compile is compiles
+
+
+def test_whether_to_compile_is_left_to_the_role_if_the_cluster_says_nothing(places) -> None:
+    (spec,) = prefill_specs(ClusterConfig(), places)
+    environ = {**spec.environment, "BATON_PREFILL_COMPILE": "true"}
+    assert load_config(PrefillConfig, section="prefill", argv=spec.command[2:], environ=environ).compile
+
+
 def test_all_workers_together_take_a_share_of_the_memory(places) -> None:
     config = ClusterConfig(prefill=2, decode=3, kv_memory_fraction=0.4, ray=False)
     shares = [

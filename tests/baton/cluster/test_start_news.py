@@ -61,6 +61,11 @@ def test_a_worker_that_has_loaded_is_only_waited_for(news: StartNews, tmp_path: 
     assert news.line(WAITING, INTERVAL_S) == PLAIN
 
 
+def test_a_worker_that_compiles_says_so(news: StartNews, tmp_path: Path) -> None:
+    tell(tmp_path, "prefill-0", "compiling layers")
+    assert news.line(WAITING, INTERVAL_S) == f"{PLAIN} (compiling layers)"
+
+
 def test_an_earlier_run_in_the_same_folder_is_not_told(tmp_path: Path) -> None:
     loads(tmp_path, "prefill-0", 60)
     news = StartNews(tmp_path, 0.0)

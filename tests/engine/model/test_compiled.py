@@ -33,9 +33,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 
 @pytest.fixture(autouse=True)
 def compiler(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A compiler as a new process has it, but for one thing: it takes this machine's vector units for granted.
+    """A compiler as a new process has it, and its folder.
 
-    To try each of them takes longer than to compile a layer.
+    But for one thing: it takes this machine's vector units for granted. To try each takes longer than a layer.
     """
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("BATON_CACHE_DIR", str(folder))
@@ -43,7 +43,7 @@ def compiler(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     torch._dynamo.reset()
     with (
         dynamo_config.patch(error_on_recompile=False),
-        inductor_config.patch({"compile_threads": 1, "cpp.vec_isa_ok": True, "cpp_cache_precompile_headers": False}),
+        inductor_config.patch({"compile_threads": 1, "cpp.vec_isa_ok": True}),
     ):
         yield folder
     torch._dynamo.reset()
