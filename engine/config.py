@@ -67,7 +67,7 @@ class EngineConfig:
     )
     max_running: int = field(default=64, metadata={"help": "most requests in the batch"})
     compile: bool = field(
-        default=False, metadata={"help": "compile the layers before serving; needs a C++ compiler once"}
+        default=False, metadata={"help": "compile the layers before serving; needs a C++ compiler"}
     )
     debug_nonfinite: bool = field(
         default=False, metadata={"help": "name the first layer of values that are not finite"}

@@ -1,13 +1,13 @@
 """A layer as machine code: engine/model/layer.py's functions, compiled once and used for all layers.
 
-Owns the compiler's settings, its cache on disk, and the way back to eager, which nothing but a line in the log
-tells of. Must not know batches, the cache of keys and values, or attention, which stays eager: it works on the
-step's plan. So do the embedding, the head, and experts, whose loop hangs on what was chosen.
+Owns the compiler's settings, its cache on disk, and the way back to eager, which nothing but a line in the
+log tells of. Must not know batches, the cache of keys and values, or attention, which stays eager: it works
+on the step's plan. So do the embedding, the head, and experts, whose loop hangs on what was chosen.
 
-Weights are arguments, so one program serves every layer of the same kind. The number of tokens is dynamic; one
-token alone is a program of its own, because the compiler takes sizes of 0 and 1 for constants. All is compiled
-before the worker serves. What would have to be compiled later is refused by the compiler, and ends in eager
-layers, rather than in a step that takes a minute.
+Weights are arguments, so one program serves every layer of the same kind. The number of tokens is dynamic;
+one token alone is a program of its own, because the compiler takes sizes of 0 and 1 for constants. All is
+compiled before the worker serves. What would have to be compiled later is refused by the compiler, and ends
+in eager layers, rather than in a step that takes a minute.
 
 The compiler's mode is its default: "reduce-overhead" would record a CUDA graph for each number of tokens.
 """
@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch._dynamo import config as dynamo_config
@@ -42,6 +42,8 @@ _USUAL_TOKENS = 128
 _FAILURES = (RuntimeError, OSError, ImportError, FailOnRecompileLimitHit)
 _NO_COMPILER = "install g++, or let CXX name a C++ compiler; or start without --compile"
 _OTHERWISE = "start without --compile"
+
+ResultT = TypeVar("ResultT")
 
 log = get_logger(__name__)
 
@@ -114,7 +116,7 @@ class CompiledLayer:
         )
         return layer.mlp_added(hidden_TD, x_TD, weights, config)
 
-    def _call(self, compiled: Callable[..., Any], eager: Callable[..., Any], *args: Any) -> Any:
+    def _call(self, compiled: Callable[..., ResultT], eager: Callable[..., ResultT], *args: Any) -> ResultT:
         """args: the first dimension of every tensor counts tokens."""
         num_tokens = len(args[0])
         # No tokens: the last layer of a step that samples nothing.

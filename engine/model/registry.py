@@ -38,8 +38,10 @@ def _all_but_each_nth(config: Mapping[str, Any], layer: int) -> bool:
 
 
 def _by_sparse_step(config: Mapping[str, Any], layer: int) -> bool:
-    is_dense = layer in (config["mlp_only_layers"] or ())
-    return not is_dense and (layer + 1) % whole_number(config, "decoder_sparse_step") == 0
+    dense_layers = config["mlp_only_layers"] or ()
+    if not isinstance(dense_layers, list | tuple):
+        raise ModelError(f"config.json: mlp_only_layers is {dense_layers!r}; a list of layers is needed")
+    return layer not in dense_layers and (layer + 1) % whole_number(config, "decoder_sparse_step") == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

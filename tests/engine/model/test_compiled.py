@@ -35,7 +35,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 def compiler(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A compiler as a new process has it, and its folder.
 
-    But for one thing: it takes this machine's vector units for granted. To try each takes longer than a layer.
+    But for one thing: it takes this machine's vector units for granted. To try each takes longer
+    than to compile a layer.
     """
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("BATON_CACHE_DIR", str(folder))

@@ -138,6 +138,13 @@ def test_which_layers_have_experts() -> None:
     )
 
 
+def test_dense_layers_that_are_no_list_are_refused_by_name() -> None:
+    qwen = Qwen3MoeConfig(architectures=["Qwen3MoeForCausalLM"]).to_dict()
+
+    with pytest.raises(ModelError, match="mlp_only_layers is 3"):
+        ModelConfig.from_hf(qwen | {"mlp_only_layers": 3})
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
