@@ -322,7 +322,11 @@ class LocalCluster:
             f"{name}:\n{self._supervisor.process(name).last_lines()}"
             for name in sorted(owners & set(self._supervisor.names))
         )
-        return f"not ready within {timeout_s:g} s: {', '.join(sorted(waiting))}. Their logs end with\n{logs}"
+        names = ", ".join(sorted(waiting))
+        return (
+            f"not ready within {timeout_s:g} s (start_timeout_s; a large model may need more): {names}. "
+            f"Their logs end with\n{logs}"
+        )
 
 
 def _resolved(config: ClusterConfig) -> ClusterConfig:
