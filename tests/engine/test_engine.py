@@ -1,12 +1,21 @@
-"""The end of an engine."""
+"""The start and the end of an engine."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
+from baton.models import ModelDir
+from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.model.compiled import Compilation
+from engine.runner import ModelRunner
+from tests.engine.tiny_models import Reference
 
 
 @dataclass
@@ -29,3 +38,61 @@ async def test_its_threads_are_closed_beside_each_other() -> None:
     async with asyncio.timeout(10):
         await engine.close(3.0)
     assert thread.timeouts_s == masks.timeouts_s == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("compiled", "said"),
+    [
+        (Compilation(num_programs=4, is_cached=False), [{"cached": "no", "programs": 4}]),
+        (Compilation(num_programs=4, is_cached=True), [{"cached": "yes", "programs": 4}]),
+        (None, []),
+    ],
+)
+async def test_it_compiles_before_it_warms_up_and_says_what_that_came_to(
+    reference_model: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    compiled: Compilation | None,
+    said: list[dict[str, object]],
+) -> None:
+    folder, _ = reference_model()
+    calls: list[str] = []
+    warm_up = ModelRunner.warm_up
+    monkeypatch.setattr(ModelRunner, "compile", lambda _: calls.append("compile") or compiled)
+    monkeypatch.setattr(ModelRunner, "warm_up", lambda runner: calls.append("warm up") or warm_up(runner))
+    caplog.set_level(logging.INFO)
+
+    engine = await Engine.start(
+        EngineConfig(compile=True, kv_cache_bytes=1 << 20), ModelDir.open(str(folder))
+    )
+    await engine.close()
+
+    lines = lines_of(caplog)
+    assert calls == ["compile", "warm up"]
+    assert [{key: line[key] for key in ("cached", "programs")} for line in lines["layers compiled"]] == said
+    assert all(line["seconds"] >= 0 for line in lines["layers compiled"])
+    assert len(lines["engine ready"]) == 1
+
+
+async def test_it_tells_its_start_up_time_and_compiles_nothing_unasked(
+    reference_model: Reference, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = reference_model()
+    caplog.set_level(logging.INFO)
+
+    engine = await Engine.start(EngineConfig(kv_cache_bytes=1 << 20), ModelDir.open(str(folder)))
+    await engine.close()
+
+    lines = lines_of(caplog)
+    (loaded,), (ready,) = lines["weights loaded"], lines["engine ready"]
+    assert 0 <= loaded["seconds"] <= ready["seconds"]
+    assert not lines["compiling layers"]
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> dict[str, list[dict[str, Any]]]:
+    """The lines of the log by their event."""
+    lines: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in caplog.records:
+        if isinstance(record.msg, dict):
+            lines[record.msg["event"]].append(record.msg)
+    return lines
