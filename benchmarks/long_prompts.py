@@ -1,7 +1,7 @@
 """Prefill of long prompts against the formula: `python -m benchmarks.long_prompts [--model NAME]`.
 
 Time per token over the length of the prompt, beside its FLOPs at the rate of a matrix product, and the cost
-of scaled rotary embeddings. benchmarks/README.md says what the rows mean.
+of scaled rotary embeddings and of the cache's other layout. benchmarks/README.md says what the rows mean.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmarks.report import RESULTS, Row, publish
 from benchmarks.tiny_llama import write_tiny_model
 from engine.batch_builder import Chunk, build_batch
 from engine.config import EngineConfig
+from engine.kv_cache import KVCache
 from engine.model.config import ModelConfig
 from engine.model.loading import load_decoder
 from engine.model.weights import Checkpoint
@@ -35,16 +36,18 @@ LENGTHS = (512, 2048, 8192, 32_768)
 SCALE_FACTOR = 4
 # Scaled rotary embeddings are said to cost 7 % of the time of 32,768 tokens; ours is at most 1 / 0.935.
 ROPE_TARGET = 0.935
+PLAIN, SCALED, OTHER_LAYOUT = "plain", "dynamic rope", "NHD layout"
 # Rows, inner and outer size of the product that the rate is taken from.
 GEMM_SIZE = (512, 1024, 1024)
 GEMM_RUNS = 9
 
 
 class LongPrompts:
-    """A model twice, with and without scaled rotary embeddings, and prompts for it.
+    """A model, its variants, and prompts for them.
 
-    Both have the same weights and the same cache. Positions beyond the trained length are computed like
-    any other: the text would make no sense there, the time does.
+    sides: the plain model, whose cache is HND; the same with scaled rotary embeddings; the same with an NHD
+        cache. All have the same weights. Positions beyond the trained length are computed like any other:
+        the text would make no sense there, the time does.
     """
 
     def __init__(self, model_dir: ModelDir, longest: int, engine: EngineConfig) -> None:
@@ -53,13 +56,17 @@ class LongPrompts:
         scaled = _with_rope(
             model_dir, longest // SCALE_FACTOR, {"rope_type": "dynamic", "factor": float(SCALE_FACTOR)}
         )
-        self.plain = load_engine(engine, plain)
-        self.scaled = _sharing_cache(scaled, self.plain)
-        self._token_ids = random.Random(0).choices(range(self.plain.model.config.vocab_size), k=longest)
+        runner = load_engine(engine, plain)
+        self.sides = {
+            PLAIN: runner,
+            SCALED: _sharing_cache(scaled, runner),
+            OTHER_LAYOUT: ModelRunner(runner.model, KVCache(replace(runner.cache.shape, layout="NHD"))),
+        }
+        self._token_ids = random.Random(0).choices(range(runner.model.config.vocab_size), k=longest)
 
-    def seconds(self, num_tokens: int, *, is_scaled: bool = False) -> float:
+    def seconds(self, num_tokens: int, side: str = PLAIN) -> float:
         """Time of one prompt, computed in chunks until its token is sampled."""
-        runner = self.scaled if is_scaled else self.plain
+        runner = self.sides[side]
         block_size, config = runner.cache.shape.block_size, runner.model.config
         limits = Limits(
             max_model_len=config.max_model_len, vocab_size=config.vocab_size, rope_steps=config.rope_steps
@@ -83,22 +90,26 @@ class LongPrompts:
 class Rounds:
     """What the rounds yielded. gemm: FLOP/s.  plain: seconds of a prompt by its length.
 
-    scaled: seconds of the longest.
+    others: seconds of the longest, by side.
     """
 
     gemm: list[float] = field(default_factory=list)
     plain: dict[int, list[float]] = field(default_factory=dict)
-    scaled: list[float] = field(default_factory=list)
+    others: dict[str, list[float]] = field(default_factory=dict)
 
     def measure(self, prompts: LongPrompts, lengths: list[int]) -> None:
-        """One round: every length once, and the longest on both sides, which take turns to be first."""
-        self.gemm.append(gemm_rate(prompts.plain.model.dtype))
+        """One round: every length once, and the longest on all sides, which take turns to be first."""
+        first = len(self.gemm) % len(prompts.sides)
+        self.gemm.append(gemm_rate(prompts.sides[PLAIN].model.dtype))
         *shorter, longest = lengths
         for length in shorter:
             self.plain.setdefault(length, []).append(prompts.seconds(length))
-        for is_scaled in (False, True) if len(self.gemm) % 2 else (True, False):
-            seconds = prompts.seconds(longest, is_scaled=is_scaled)
-            (self.scaled if is_scaled else self.plain.setdefault(longest, [])).append(seconds)
+        sides = list(prompts.sides)
+        for side in sides[first:] + sides[:first]:
+            of_side = (
+                self.plain.setdefault(longest, []) if side == PLAIN else self.others.setdefault(side, [])
+            )
+            of_side.append(prompts.seconds(longest, side))
 
     def rows(self, config: ModelConfig) -> list[Row]:
         """Medians over the rounds."""
@@ -114,20 +125,20 @@ class Rounds:
         if len(measured) > 1:
             fitted = FittedRates.of(linear, list(attention.values()), list(measured.values()))
             rows += _fit_rows(fitted, gemm, runs)
-        return [*rows, self._rope_row()]
+        return [*rows, *(self._side_row(side) for side in self.others)]
 
-    def _rope_row(self) -> Row:
+    def _side_row(self, side: str) -> Row:
         longest = max(self.plain)
-        ratios = [plain / scaled for plain, scaled in zip(self.plain[longest], self.scaled, strict=True)]
+        ratios = [plain / other for plain, other in zip(self.plain[longest], self.others[side], strict=True)]
         return Row(
-            metric=f"{longest} tokens, each, dynamic rope",
+            metric=f"{longest} tokens, each, {side}",
             unit="us",
-            ours=1e6 * median(self.scaled) / longest,
+            ours=1e6 * median(self.others[side]) / longest,
             runs=len(ratios),
             peer=1e6 * median(self.plain[longest]) / longest,
-            peer_name="plain rope",
+            peer_name="plain rope, HND layout",
             ratio=median(ratios),
-            target=ROPE_TARGET,
+            target=ROPE_TARGET if side == SCALED else None,
         )
 
 
@@ -208,13 +219,13 @@ def measure(model_dir: ModelDir, arguments: argparse.Namespace) -> list[Row]:
     engine = _engine_config(model_dir, lengths[-1], arguments.threads, arguments.chunk_tokens)
     prompts = LongPrompts(model_dir, lengths[-1], engine)
     # What is made on first use is there by then.
-    for is_scaled in (False, True):
-        prompts.seconds(lengths[0], is_scaled=is_scaled)
+    for side in prompts.sides:
+        prompts.seconds(lengths[0], side)
     rounds = Rounds()
     for number in range(arguments.rounds):
         print(f"round {number + 1} of {arguments.rounds}", flush=True)
         rounds.measure(prompts, lengths)
-    return rounds.rows(prompts.plain.model.config)
+    return rounds.rows(prompts.sides[PLAIN].model.config)
 
 
 def main() -> None:
