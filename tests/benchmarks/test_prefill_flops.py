@@ -71,7 +71,7 @@ def test_rows_compare_medians_with_the_formula_and_the_scaled_with_the_plain() -
     rounds = Rounds(
         gemm=[1e9, 3e9, 2e9],
         plain={10: [1.0, 2.0, 3.0], 100: [40.0, 30.0, 20.0]},
-        scaled=[50.0, 30.0, 20.0],
+        others={"dynamic rope": [50.0, 30.0, 20.0]},
     )
 
     rows = {row.metric: row for row in rounds.rows(CONFIG)}

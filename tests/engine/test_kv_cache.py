@@ -24,6 +24,14 @@ def test_sizes_follow_the_formula() -> None:
     assert SHAPE.num_bytes == 2880
 
 
+def test_256_tokens_of_llama_2_7b_take_134_megabytes() -> None:
+    # 256 x 2 (K and V) x 32 layers x 32 heads x 128 elements x 2 bytes = 134,217,728.
+    shape = CacheShape(
+        num_blocks=16, num_layers=32, num_kv_heads=32, block_size=16, head_dim=128, dtype=torch.bfloat16
+    )
+    assert shape.num_bytes == 134_217_728
+
+
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 def test_views_show_one_logical_order_over_both_layouts(layout: str) -> None:
     cache = KVCache(dataclasses.replace(SHAPE, layout=layout))
