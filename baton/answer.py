@@ -131,11 +131,16 @@ class TransferTimes:
 class Timings:
     """Where a request spent its time, in milliseconds, and who did the work.
 
+    Of several attempts, queue_ms, reserve_ms, prefill_ms and prefill_worker are those of the one that gave
+    the first token, the transfer and decode_worker those of the last.
+
     transfer_ms: from the first KV frame to the commit.
     transfer_tail_ms: the part of it after the first token, which no computation hides.
     transfer_hidden_share: of the KV bytes, those that the decode worker had when the last layer was
         computed, 0 to 1.
     num_preemptions: how often a decode worker gave its blocks to older requests.
+    num_outgrown: how often it outgrew a scale of the model's positions, so that all its tokens were computed
+        again.
     num_handovers: how often a worker that was about to leave handed it over to another one.
     """
 
@@ -156,6 +161,7 @@ class Timings:
     transfer_times: TransferTimes
     transfer_hidden_share: float
     num_handovers: int
+    num_outgrown: int
 
     @classmethod
     def from_proto(cls, proto: inference_service_pb2.Timings) -> Timings:

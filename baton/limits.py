@@ -40,6 +40,10 @@ class Limits:
         """
         return bisect_left(self.rope_steps, num_tokens)
 
+    def rope_border(self, num_tokens: int) -> int:
+        """Most tokens that a sequence of so many can come to at its scale step: one more outgrows it."""
+        return self.rope_steps[self.rope_step(num_tokens)] if self.rope_steps else self.max_model_len
+
     def max_output_tokens(self, num_prompt_tokens: int) -> int:
         """Tokens that can be generated after a prompt of that length."""
         return self.max_model_len - num_prompt_tokens

@@ -1,7 +1,7 @@
 """The rotary parameters of config.json in one form, whichever of its spellings a model has.
 
-Owns which key means what. It knows neither formulas (engine/model/rope.py) nor lengths
-(baton/context_length.py), and opens no file.
+Owns which key means what. It knows neither values (baton/rope_config.py) nor formulas
+(engine/model/rope.py), and opens no file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rope_parameters(
     given = _given(config)
     theta = _or_default(config.get("rope_theta"), default_theta)
     local = _or_default(config.get("rope_local_base_freq"), local_theta)
-    if not is_by_layer_type(config):
+    if not any(layer_type in given for layer_type in (FULL, SLIDING)):
         ropes = {FULL: _completed(_with_original(given, config), theta, config)}
         return ropes if local is None else {**ropes, SLIDING: _completed({}, local, config)}
     sliding_theta = theta if local is None else local
@@ -40,11 +40,6 @@ def rope_parameters(
         FULL: _completed(_table(given.get(FULL) or {}), theta, config),
         SLIDING: _completed(_table(given.get(SLIDING) or {}), sliding_theta, config),
     }
-
-
-def is_by_layer_type(config: Mapping[str, Any]) -> bool:
-    """Whether config.json gives rotary parameters for each type of layer."""
-    return any(layer_type in _given(config) for layer_type in (FULL, SLIDING))
 
 
 def _given(config: Mapping[str, Any]) -> Mapping[str, Any]:

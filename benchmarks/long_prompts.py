@@ -25,7 +25,7 @@ from benchmarks.tiny_llama import write_tiny_model
 from engine.batch_builder import Chunk, build_batch
 from engine.config import EngineConfig
 from engine.kv_cache import KVCache
-from engine.model.config import ModelConfig
+from baton.model_config import ModelConfig
 from engine.model.loading import load_decoder
 from engine.model.weights import Checkpoint
 from engine.request import Request

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.model.config import LayerConfig, ModelConfig
+from baton.model_config import LayerConfig, ModelConfig
 
 
 def linear_flops(config: ModelConfig) -> float:

@@ -307,7 +307,7 @@ class DecodeWorker:
             if isinstance(event, RequestFailed):
                 self._fail(attempt, event.error)
             elif isinstance(event, Preempted):
-                self._preempted(attempt, outgrown=event.outgrown)
+                self._gave_way(attempt, outgrown=event.outgrown)
             elif isinstance(event, ChunkComputed):
                 # Its router learns what such steps cost, though no token came of it.
                 by_session.setdefault(attempt.session, [])
@@ -355,7 +355,14 @@ class DecodeWorker:
         send_unless_ended(attempt.session, failed(attempt.attempt_id, error))
         self._end(attempt)
 
-    def _preempted(self, attempt: Attempt, *, outgrown: bool) -> None:
+    def _gave_way(self, attempt: Attempt, *, outgrown: bool) -> None:
+        """Its router resumes it; this worker does while it is leaving, as it may be the last one there is."""
+        request = attempt.request
+        if self._drain.is_draining:
+            request.scale_to(self._limits.rope_step(request.num_tokens))
+            self._engine.scheduler.add(request)
+            self._steps.wake()
+            return
         send_unless_ended(attempt.session, preempted(attempt.attempt_id, outgrown=outgrown))
         self._end(attempt)
 

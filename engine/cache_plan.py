@@ -14,7 +14,7 @@ from baton.limits import blocks_needed
 from engine.block_size import choose_block_size
 from engine.config import EngineConfig
 from engine.kv_cache import CacheShape
-from engine.model.config import ModelConfig
+from baton.model_config import ModelConfig
 
 # Taken where the free memory cannot be known.
 UNKNOWN_MEMORY_BYTES = 1 << 30

@@ -27,9 +27,9 @@ from engine.config import EngineConfig
 from engine.host_memory import keep_freed_memory
 from engine.kv_cache import KVCache, available_bytes
 from engine.logprobs import score
-from engine.model.config import ModelConfig
+from baton.model_config import ModelConfig
 from engine.model.loading import load_decoder
-from engine.model.registry import TATTLE_TALE
+from baton.architectures import TATTLE_TALE
 from engine.model.tattletale import TattleTaleRunner
 from engine.model.weights import Checkpoint
 from engine.nonfinite import LayerSearch, sequences_of

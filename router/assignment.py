@@ -21,6 +21,8 @@ class Wanted:
 
     num_tokens: there are so far, prompt and generated.  kv_tokens: whose KV it may ever store.
     expected_tokens: that it is expected to store.
+    may_be_local: whether a decode worker computes them, in any placement, where no prefill worker can ever
+        hold so many: when the request was taken, they were fewer.
     keys: prefix keys of those there are; None for an attempt that must compute them all.
     arrived_at: when the request first came, in loop seconds: its place in line follows from it, also on a
         second attempt.  due_at: when its first token is due.
@@ -36,6 +38,7 @@ class Wanted:
     keys: PromptKeys | None
     arrived_at: float
     due_at: float
+    may_be_local: bool = False
     is_strict: bool = False
     is_new: bool = True
     tenant: str = ""

@@ -33,11 +33,27 @@ from router.timeline import Timeline
 
 
 class GaveWay(Exception):
-    """The decode worker gave the request's blocks to older ones; nobody is at fault."""
+    """The attempt has left its decode worker, without its blocks, to be resumed; nobody is at fault.
 
+    is_outgrown: the answer has become too long for the scale step that its KV was computed at; otherwise
+        its blocks went to older requests.
+    """
 
-class Outgrown(GaveWay):
-    """The answer has become too long for the scale step that its KV was computed at."""
+    def __init__(self, *, is_outgrown: bool) -> None:
+        super().__init__()
+        self.is_outgrown = is_outgrown
+
+    @property
+    def outcome(self) -> str:
+        """What an attempt that ended so is called."""
+        return "OUTGROWN" if self.is_outgrown else "PREEMPTED"
+
+    @property
+    def reason(self) -> str:
+        """What happened, in words."""
+        if self.is_outgrown:
+            return "its length needs the next scale of the model's positions"
+        return "its blocks went to older requests"
 
 
 class Owner(Protocol):
@@ -93,6 +109,7 @@ class Attempt:
         self._prefill_done = assignment.prefill is None
         self._committed = False
         self._handed_over: Draining | None = None
+        self._gave_way: GaveWay | None = None
 
     async def run(self) -> None:
         """Runs to the last token; raises what ends the attempt before, GaveWay and Draining among it."""
@@ -160,27 +177,44 @@ class Attempt:
 
     async def _follow(self, lease: decode_service_pb2.Lease) -> None:
         """Handles events until both legs are done; raises what ends the attempt."""
+        while not (self._owner.finish_reason and self._prefill_done):
+            self._heard(await self._inbox.get(), lease)
+            if self._gave_way is not None:
+                await self._prefill_heard_out(lease)
+                raise self._gave_way
+
+    async def _prefill_heard_out(self, lease: decode_service_pb2.Lease) -> None:
+        """Waits for what the prefill worker has still to say of an attempt that has left its decode worker.
+
+        It has sent the KV and is about to: two sessions, and the other one was faster. What is lost with it
+        are its times, and scores of the prompt, which the next attempt might compute at another scale step.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.reserve_timeout_s):
+                while not self._prefill_done:
+                    self._heard(await self._inbox.get(), lease)
+
+    def _heard(self, event: Event, lease: decode_service_pb2.Lease) -> None:
         owner = self._owner
-        while not (owner.finish_reason and self._prefill_done):
-            match await self._inbox.get():
-                case common_pb2.TokenEvent() as event:
-                    owner.deliver(event)
-                case common_pb2.PromptLogprobs() as event:
-                    owner.deliver_scores(event)
-                case common_pb2.AloneStep() as event:
-                    self._suspicion.runs_alone = not event.ended
-                case decode_service_pb2.PromptComputed() as event:
-                    self._timeline.prompt_computed(event)
-                    self._kv_is_there()
-                case prefill_service_pb2.PrefillEnded() as event:
-                    self._prefill_done = True
-                    self._prefill_ended(event, lease)
-                    if event.HasField("failure") and not self._committed:
-                        self._prefill_failed(from_failure(event.failure))
-                case LinkLost(role=common_pb2.ROLE_PREFILL) as event:
-                    self._prefill_lost(event)
-                case event if not owner.finish_reason:
-                    self._decode_said(event)
+        match event:
+            case common_pb2.TokenEvent():
+                owner.deliver(event)
+            case common_pb2.PromptLogprobs():
+                owner.deliver_scores(event)
+            case common_pb2.AloneStep():
+                self._suspicion.runs_alone = not event.ended
+            case decode_service_pb2.PromptComputed():
+                self._timeline.prompt_computed(event)
+                self._kv_is_there()
+            case prefill_service_pb2.PrefillEnded():
+                self._prefill_done = True
+                self._prefill_ended(event, lease)
+                if event.HasField("failure") and not self._committed:
+                    self._prefill_failed(from_failure(event.failure))
+            case LinkLost(role=common_pb2.ROLE_PREFILL):
+                self._prefill_lost(event)
+            case _ if not owner.finish_reason:
+                self._decode_said(event)
 
     def _prefill_ended(
         self, event: prefill_service_pb2.PrefillEnded, lease: decode_service_pb2.Lease
@@ -221,7 +255,7 @@ class Attempt:
             case decode_service_pb2.DecodeFailed():
                 raise from_failure(event.failure)
             case decode_service_pb2.Preempted():
-                raise Outgrown if event.outgrown else GaveWay
+                self._gave_way = GaveWay(is_outgrown=event.outgrown)
             case LinkLost():
                 if self._committed:
                     self._suspicion.lost(decode.incarnation)

@@ -153,8 +153,8 @@ class DecisionLog:
     ) -> None:
         """An answer is over.
 
-        ttft_ms: None if no token came.  prefill, transfer_tail_ms: of its last attempt; None if unknown.
-        prefill_worker, decode_worker: of its last attempt; empty if it had none.
+        ttft_ms: None if no token came.  prefill_worker, prefill: of the attempt that gave the first token;
+        None if unknown.  decode_worker, transfer_tail_ms: of its last attempt; empty if it had none.
         """
         self._write(
             now,

@@ -244,8 +244,8 @@ class Dispatcher:
             return True
         self._look_up(ticket)
         least = _least(ticket)
-        if any(all(map(ge, least, failed)) for failed in self._failed):
-            # One that needs no more anywhere has just found no place.
+        if not ticket.wanted.may_be_local and any(all(map(ge, least, failed)) for failed in self._failed):
+            # One that needs no more anywhere, and may go where this one may, has just found no place.
             return False
         fleet, asked = self._fleet, self._ask(ticket)
         decodes = self.fit.decode_links(ticket.wanted.kv_tokens)
@@ -319,6 +319,7 @@ class Dispatcher:
             expected_tokens=wanted.expected_tokens,
             bucket=self._queue.bucket(ticket.num_uncached_tokens),
             num_buckets=len(self._queue.labels),
+            may_be_local=wanted.may_be_local,
             cached=ticket.cached,
             held=ticket.held,
             avoid=wanted.avoid,

@@ -66,7 +66,7 @@ class Fit:
         able = (prefill for prefill in prefills if prefill.can_ever_take(num_tokens))
         first = next(able, None)
         if first is None:
-            return self._too_large("prefill worker", prefill_side)
+            return None if wanted.may_be_local else self._too_large("prefill worker", prefill_side)
         if any(
             prefill.can_reach(decode.incarnation) or prefill.is_trying(decode.incarnation)
             for prefill in itertools.chain([first], able)

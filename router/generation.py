@@ -28,7 +28,7 @@ from baton.prefix_keys import rope_salt
 from baton.telemetry import Span, start_span
 from baton.v1 import common_pb2
 from router.assignment import Assignment, Wanted
-from router.attempt import Attempt, GaveWay, Outgrown
+from router.attempt import Attempt, GaveWay
 from router.config import RouterConfig
 from router.decode_link import DecodeLink
 from router.dispatcher import Dispatcher
@@ -147,12 +147,10 @@ class Generation:
                 if not self._is_stopped:
                     self._count_success()
                 return
-            except Outgrown:
-                # Back to its old place in line; all of it is computed anew at the next scale step.
-                continue
-            except GaveWay:
-                # Back to its old place in line; its worker keeps what it can of its KV.
-                self._timeline.num_preemptions += 1
+            except GaveWay as left:
+                # Back to its old place in line. Its worker keeps what it can of its KV; where a scale step is
+                # outgrown all of it is computed anew.
+                self._timeline.gave_way(is_outgrown=left.is_outgrown)
             except Draining as handover:
                 # Likewise. Who leaves is not asked again: that is known before its attempts hear of it.
                 self._timeline.num_handovers += 1
@@ -204,13 +202,8 @@ class Generation:
         self._timeline.attempt_begins()
         try:
             yield
-        except Outgrown:
-            self._timeline.attempt_ended(
-                "OUTGROWN", "its length needs the next scale of the model's positions"
-            )
-            raise
-        except GaveWay:
-            self._timeline.attempt_ended("PREEMPTED", "its blocks went to older requests")
+        except GaveWay as left:
+            self._timeline.attempt_ended(left.outcome, left.reason)
             raise
         except BatonError as error:
             self._timeline.attempt_ended(error.code, error.message)
@@ -234,13 +227,13 @@ class Generation:
             raise
         finally:
             span.end()
-        self._note(assignment, wanted)
+        self._note(assignment)
         return assignment
 
-    def _note(self, assignment: Assignment, wanted: Wanted) -> None:
+    def _note(self, assignment: Assignment) -> None:
         timeline = self._timeline
         if assignment.decision is not None:
-            expected = wanted.expected_tokens + 1 - len(self.request.prompt_token_ids)
+            expected = self._expected_tokens + 1 - len(self.request.prompt_token_ids)
             timeline.queued(assignment.bucket, assignment.num_uncached_tokens, max(1, expected))
         timeline.dispatched((assignment.prefill or assignment.decode).name, assignment.decode.name)
         if assignment.decision is None:
@@ -255,8 +248,10 @@ class Generation:
             attempt_id=attempt_id,
             num_tokens=num_prompt + num_output,
             kv_tokens=self._kv_tokens,
-            expected_tokens=self._outlook.expected_tokens(num_prompt, num_output, request.params.max_tokens),
+            # It leaves once it has outgrown its scale step, with the token that shows it.
+            expected_tokens=min(self._expected_tokens, self._limits.rope_border(num_prompt + num_output) + 1),
             keys=self._keys(),
+            may_be_local=num_output > 0 and not self._wants_scores,
             arrived_at=request.arrived_at,
             due_at=request.arrived_at + request.objective_ms(self._config) / 1000,
             is_strict=request.ttft_objective_ms is not None,
@@ -271,7 +266,7 @@ class Generation:
     def _keys(self) -> PromptKeys | None:
         """The prefix keys of its tokens; None where their KV has to be computed whatever is cached."""
         request = self.request
-        if request.params.prompt_logprobs is not None:
+        if self._wants_scores:
             return None
         token_ids = [*request.prompt_token_ids, *self.token_ids]
         salt = rope_salt(request.cache_salt, self._limits.rope_step(len(token_ids)))
@@ -341,6 +336,18 @@ class Generation:
         self.finish_reason = event.finish_reason
 
     @property
+    def _wants_scores(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted that the client has not got yet."""
+        is_wanted = self.request.params.prompt_logprobs is not None
+        return is_wanted and self._stream.num_prompt_tokens < len(self.request.prompt_token_ids)
+
+    @property
+    def _expected_tokens(self) -> int:
+        """Tokens that are expected to be in a cache at its end, over all attempts."""
+        num_prompt, max_tokens = len(self.request.prompt_token_ids), self.request.params.max_tokens
+        return self._outlook.expected_tokens(num_prompt, len(self.token_ids), max_tokens)
+
+    @property
     def _kv_tokens(self) -> int:
         return self._limits.kv_tokens(len(self.request.prompt_token_ids), self.request.params.max_tokens)
 
@@ -375,7 +382,7 @@ class Generation:
         sequence = self.request.sequence(self.token_ids, now=now, traceparent=self._span.traceparent)
         sequence.alone = self._suspicion.wants_alone
         sequence.rope_step = self._limits.rope_step(len(sequence.token_ids))
-        if self._stream.num_prompt_tokens >= sequence.num_prompt_tokens:
+        if not self._wants_scores:
             # The client has them; asking again would keep the prefix cache out of it.
             sequence.sampling.ClearField("prompt_logprobs")
         return sequence

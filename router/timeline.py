@@ -21,8 +21,8 @@ MAX_ATTEMPTS = 32
 class Timeline:
     """Stamps of one answer.
 
-    A later attempt's times overwrite an earlier one's in Timings, except for the queue's share of a TTFT
-    that is over; RouteExplain has them all.
+    A later attempt's times overwrite an earlier one's in Timings, except for the parts of a TTFT that is
+    over, and who computed the prompt for it and found how much of it cached; RouteExplain has them all.
 
     explain: what is known of the answer's way so far; filled further.
     regretted: who computed the prompt of the first token, "local" or "remote"; empty before, and if there was
@@ -43,6 +43,7 @@ class Timeline:
         self.num_attempts = 1
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_outgrown = 0
         self.num_handovers = 0
         self.explain = explain or RouteExplain()
         self.regretted = ""
@@ -52,6 +53,9 @@ class Timeline:
         self._arrived_at = arrived_at
         self._timings = inference_service_pb2.Timings()
         self._attempt = AttemptExplain()
+        # Of the attempt that the first token came from, or may yet come from.
+        self._first_prefill: common_pb2.PrefillTimes | None = None
+        self._is_first = True
         self._num_tried = 0
         self._is_dispatched = False
         self._best_other_ms: float | None = None
@@ -81,6 +85,9 @@ class Timeline:
         if len(self.explain.attempts) == MAX_ATTEMPTS:
             del self.explain.attempts[0]
         self._num_tried += 1
+        self._is_first = self._first_token_at is None
+        if self._is_first:
+            self._first_prefill = None
         self._attempt = self.explain.attempts.add(number=self._num_tried, queued_at_ms=self._now_ms())
 
     def queued(self, bucket: str, num_uncached_tokens: int, expected_output_tokens: int) -> None:
@@ -95,9 +102,9 @@ class Timeline:
         """The attempt got its workers; the one that computes the prompt may be the decode worker."""
         self._is_dispatched = True
         self._attempt.placed_at_ms = self._now_ms()
-        self._timings.prefill_worker = prefill_worker
         self._timings.decode_worker = decode_worker
-        if self._first_token_at is None:
+        if self._is_first:
+            self._timings.prefill_worker = prefill_worker
             self._timings.queue_ms = self._attempt.placed_at_ms
 
     def had_no_choice(self, decode_worker: str) -> None:
@@ -118,7 +125,8 @@ class Timeline:
     def reserved(self) -> None:
         """The decode worker granted a lease."""
         self._attempt.reserved_at_ms = self._now_ms()
-        self._timings.reserve_ms = self._attempt.reserved_at_ms - self._attempt.placed_at_ms
+        if self._is_first:
+            self._timings.reserve_ms = self._attempt.reserved_at_ms - self._attempt.placed_at_ms
 
     def prompt_computed(self, event: decode_service_pb2.PromptComputed) -> None:
         """The decode worker has computed the prompt itself."""
@@ -153,6 +161,13 @@ class Timeline:
             self._regret(attempt)
         self._num_tokens += count
 
+    def gave_way(self, *, is_outgrown: bool) -> None:
+        """An attempt has left its decode worker, to be resumed."""
+        if is_outgrown:
+            self.num_outgrown += 1
+        else:
+            self.num_preemptions += 1
+
     def attempt_ended(self, outcome: str, reason: str = "") -> None:
         """The attempt is over: "OK", "PREEMPTED", "OUTGROWN", an error's code, or what cancelled() says."""
         self._attempt.outcome, self._attempt.reason = outcome, reason
@@ -186,13 +201,16 @@ class Timeline:
             self._timings.itl_ms = self.itl_ms
         self._timings.num_attempts = self.num_attempts
         self._timings.num_preemptions = self.num_preemptions
+        self._timings.num_outgrown = self.num_outgrown
         self._timings.num_handovers = self.num_handovers
         return self._timings
 
     def _prefilled(self, times: common_pb2.PrefillTimes) -> None:
-        self.num_cached_tokens = times.num_cached_tokens
-        self._timings.prefill_ms = times.total_ms
         self._attempt.prefill.CopyFrom(times)
+        if self._is_first:
+            self._first_prefill = times
+            self.num_cached_tokens = times.num_cached_tokens
+            self._timings.prefill_ms = times.total_ms
 
     def _regret(self, attempt: AttemptExplain) -> None:
         self.explain.first_token_at_ms = attempt.first_token_at_ms
@@ -203,7 +221,7 @@ class Timeline:
             self.regretted = "local" if is_local else "remote"
 
     def _record(self, log: DecisionLog) -> None:
-        attempt, has_token = self._attempt, self.explain.HasField("first_token_at_ms")
+        has_token = self.explain.HasField("first_token_at_ms")
         log.ended(
             _now(),
             self._number,
@@ -213,8 +231,8 @@ class Timeline:
             itl_ms=self.itl_ms,
             prefill_worker=self._timings.prefill_worker,
             decode_worker=self._timings.decode_worker,
-            prefill=attempt.prefill if attempt.HasField("prefill") else None,
-            transfer_tail_ms=attempt.transfer_tail_ms,
+            prefill=self._first_prefill,
+            transfer_tail_ms=self._attempt.transfer_tail_ms,
             num_attempts=self.num_attempts,
         )
 

@@ -650,7 +650,10 @@ Global___Summary: _TypeAlias = Summary  # noqa: Y015
 
 @_typing.final
 class Timings(_message.Message):
-    """Where a request spent its time, in milliseconds of the clock of whoever did the work."""
+    """Where a request spent its time, in milliseconds of the clock of whoever did the work. Of several attempts,
+    queue_ms, reserve_ms, prefill_ms and prefill_worker are those of the one that gave the first token, the
+    transfer and decode_worker those of the last.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -671,6 +674,7 @@ class Timings(_message.Message):
     TRANSFER_TIMES_FIELD_NUMBER: _builtins.int
     TRANSFER_HIDDEN_SHARE_FIELD_NUMBER: _builtins.int
     NUM_HANDOVERS_FIELD_NUMBER: _builtins.int
+    NUM_OUTGROWN_FIELD_NUMBER: _builtins.int
     bucket: _builtins.str
     """Label of the length bucket, for example "128-255"."""
     prefill_worker: _builtins.str
@@ -707,6 +711,10 @@ class Timings(_message.Message):
     """Share of the KV bytes that had been handed to the transport when the first token was sampled, 0 to 1."""
     num_handovers: _builtins.int
     """How often a worker that was about to leave handed the answer over to another one."""
+    num_outgrown: _builtins.int
+    """How often it outgrew a scale of the model's positions, so that all its tokens were computed again. A worker
+    that is about to leave does that itself, and does not count.
+    """
     @_builtins.property
     def transfer_times(self) -> _common_pb2.TransferTimes:
         """Where the time of the transfer went."""
@@ -731,10 +739,11 @@ class Timings(_message.Message):
         transfer_times: _common_pb2.TransferTimes | None = ...,
         transfer_hidden_share: _builtins.float = ...,
         num_handovers: _builtins.int = ...,
+        num_outgrown: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transfer_times", b"transfer_times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "decode_worker", b"decode_worker", "itl_ms", b"itl_ms", "num_attempts", b"num_attempts", "num_handovers", b"num_handovers", "num_preemptions", b"num_preemptions", "prefill_ms", b"prefill_ms", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "reserve_ms", b"reserve_ms", "total_ms", b"total_ms", "transfer_bytes", b"transfer_bytes", "transfer_hidden_share", b"transfer_hidden_share", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms", "transfer_times", b"transfer_times", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "decode_worker", b"decode_worker", "itl_ms", b"itl_ms", "num_attempts", b"num_attempts", "num_handovers", b"num_handovers", "num_outgrown", b"num_outgrown", "num_preemptions", b"num_preemptions", "prefill_ms", b"prefill_ms", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "reserve_ms", b"reserve_ms", "total_ms", b"total_ms", "transfer_bytes", b"transfer_bytes", "transfer_hidden_share", b"transfer_hidden_share", "transfer_ms", b"transfer_ms", "transfer_tail_ms", b"transfer_tail_ms", "transfer_times", b"transfer_times", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

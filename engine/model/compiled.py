@@ -33,7 +33,7 @@ from engine.model import layer
 from engine.model.moe import Experts
 
 if TYPE_CHECKING:
-    from engine.model.config import ModelConfig
+    from baton.model_config import ModelConfig
     from engine.model.layer import LayerWeights
 
 # The compiler takes the number of tokens that it sees first for the usual one.

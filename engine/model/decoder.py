@@ -2,7 +2,7 @@
 
 Owns the weights. It knows the cache only as one strided view per layer, and neither requests nor
 sampling. What a layer computes around its attention is engine/model/layer.py's; the families differ only
-in engine.model.config.ModelConfig and in which weights a layer has.
+in baton.model_config.ModelConfig and in which weights a layer has.
 
 Shape suffixes: T tokens, R rows whose logits are needed, D hidden, V vocabulary, C likeliest tokens.
 """
@@ -25,7 +25,7 @@ from engine.model.rope import Rope
 if TYPE_CHECKING:
     from engine.batch import ForwardBatch
     from engine.kv_cache import KVCache
-    from engine.model.config import ModelConfig
+    from baton.model_config import ModelConfig
     from engine.model.layer import LayerCode, LayerWeights
 
 

@@ -23,7 +23,7 @@ from engine.model.layers import gated, norm_heads, rms_norm, rotated
 from engine.model.moe import Experts
 
 if TYPE_CHECKING:
-    from engine.model.config import ModelConfig
+    from baton.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

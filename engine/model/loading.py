@@ -14,12 +14,12 @@ import torch
 from engine.model.decoder import Decoder
 from engine.model.layer import LayerWeights, Mlp, Projection
 from engine.model.moe import Experts
-from engine.model.registry import ARCHITECTURES
+from baton.architectures import ARCHITECTURES
 from engine.model.weights import EMBEDDING, HEAD
 
 if TYPE_CHECKING:
-    from engine.model.config import ModelConfig
-    from engine.model.registry import ExpertNames
+    from baton.model_config import ModelConfig
+    from baton.architectures import ExpertNames
     from engine.model.weights import Checkpoint
 
 

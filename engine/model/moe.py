@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from engine.model.config import MoeConfig
+from baton.model_config import MoeConfig
 from engine.model.layers import gated
 
 

@@ -26,7 +26,7 @@ import math
 import torch
 
 from baton.errors import ModelError
-from engine.model.rope_config import RopeConfig
+from baton.rope_config import RopeConfig
 
 
 class Rope:

@@ -44,9 +44,10 @@ class Placement(Generic[PrefillT, DecodeT]):
     """The rule, with what it remembers: whose turn it is.
 
     costs: the predictions.  distance: of a prefill worker to a bucket, in buckets.
-    mode: "disaggregated": prefill workers compute all prompts; "colocated": decode workers do; "auto": a
-        decode worker computes a rest of at most local_max_tokens where that is predicted to be better and
-        keeps the objective, and any prompt that no prefill worker can hold and send.
+    mode: "disaggregated": prefill workers compute all prompts, a decode worker only what an answer grew to
+        and none of them can hold; "colocated": decode workers compute all; "auto": a decode worker computes
+        a rest of at most local_max_tokens where that is predicted to be better and keeps the objective, and
+        any prompt that no prefill worker can hold and send.
     itl_objective_ms: gap between tokens to keep to.
     """
 
@@ -91,7 +92,7 @@ class Placement(Generic[PrefillT, DecodeT]):
             chosen=chosen,
             others=tuple(others[: NUM_KEPT - 1]),
             excluded=tuple(excluded[:NUM_KEPT]),
-            num_candidates=len(prefills) * len(decodes) + (self.mode != "disaggregated") * len(decodes),
+            num_candidates=(len(prefills) + self._allows_local(ask, prefills)) * len(decodes),
         )
 
     def soonest_ms(
@@ -155,9 +156,17 @@ class Placement(Generic[PrefillT, DecodeT]):
                 return prefill.objection(ask.num_tokens, uncached, ask.seniority)
 
             candidates += self._remote(ask, drawn.able(prefills, ask.cached, objection), able, now)
-        if self.mode != "disaggregated":
+        if self._allows_local(ask, prefills):
             candidates += self._local(ask, able, excluded, is_last_resort=is_last_resort)
         return candidates
+
+    def _allows_local(self, ask: Ask, prefills: Sequence[PrefillT]) -> bool:
+        """Whether a decode worker may compute them at all."""
+        if self.mode != "disaggregated":
+            return True
+        # Where there is no prefill worker it waits for one, like everybody.
+        is_outgrown = ask.may_be_local and bool(prefills)
+        return is_outgrown and not any(prefill.can_ever_take(ask.num_tokens) for prefill in prefills)
 
     def _remote(
         self, ask: Ask, prefills: Sequence[PrefillT], decodes: Sequence[DecodeT], now: float

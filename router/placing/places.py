@@ -109,6 +109,8 @@ class Ask:
 
     num_tokens: to compute, cached or not.  reserve_tokens: reserved at the decode worker at first.
     expected_tokens: in its cache at the end, as far as one can tell.  bucket: of its uncached tokens.
+    may_be_local: whether the decode worker computes them, in any mode, where no prefill worker can ever hold
+        so many.
     cached, held: leading tokens that a prefill or a decode worker has, by incarnation; absent: none.
     avoid: incarnations of workers that failed this request; others are preferred.
     """
@@ -118,6 +120,7 @@ class Ask:
     expected_tokens: int
     bucket: int = 0
     num_buckets: int = 1
+    may_be_local: bool = False
     cached: Mapping[int, int] = field(default_factory=dict)
     held: Mapping[int, int] = field(default_factory=dict)
     avoid: frozenset[int] = frozenset()

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.long_prompts import Rounds
 from benchmarks.prefill_flops import FittedRates, attention_flops, linear_flops, mean_keys
-from engine.model.config import ModelConfig
+from baton.model_config import ModelConfig
 
 SIZES = {
     "vocab_size": 101,

@@ -13,7 +13,7 @@ from baton.errors import ConfigError
 from engine.cache_plan import plan_cache
 from engine.config import EngineConfig
 from engine.kv_cache import CacheShape
-from engine.model.config import ModelConfig
+from baton.model_config import ModelConfig
 
 # 2 (K and V) x 3 layers x 2 heads x 8 elements x 2 bytes = 192 bytes a token.
 MODEL = ModelConfig.from_hf(

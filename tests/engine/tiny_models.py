@@ -17,7 +17,7 @@ from baton.sampling import SamplingParams
 from engine.batch import ForwardBatch
 from engine.batch_builder import Chunk, build_batch
 from engine.kv_cache import CacheShape, KVCache
-from engine.model.config import ModelConfig
+from baton.model_config import ModelConfig
 from engine.model.loading import load_decoder
 from engine.model.weights import Checkpoint
 from engine.request import Request

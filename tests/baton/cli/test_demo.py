@@ -28,6 +28,7 @@ def summary(bucket: str, decode_worker: str) -> Summary:
         num_attempts=1,
         num_preemptions=0,
         num_handovers=0,
+        num_outgrown=0,
         transfer_tail_ms=1004.0,
         transfer_times=TransferTimes(
             open_ms=1.0,

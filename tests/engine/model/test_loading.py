@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.errors import ModelError
-from engine.model.config import ModelConfig
+from baton.model_config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.loading import load_decoder
 from engine.model.weights import Checkpoint

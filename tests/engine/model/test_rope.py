@@ -15,7 +15,7 @@ from baton.context_length import max_model_len, rope_steps
 from baton.errors import ModelError
 from engine.batch_builder import Chunk, build_batch
 from engine.model.rope import Rope
-from engine.model.rope_config import RopeConfig, ropes_of
+from baton.rope_config import RopeConfig, ropes_of
 from tests.engine.tiny_models import Reference, load_runner, make_request
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.events import RequestFailed
 from engine.kv_cache import CacheShape, KVCache
-from engine.model.registry import find_architecture
+from baton.architectures import find_architecture
 from engine.model.tattletale import TattleTaleRunner
 from engine.request import Request
 from tests.engine.tiny_models import make_request

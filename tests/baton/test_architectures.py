@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from baton.errors import ModelError
-from engine.model.config import ModelConfig
-from engine.model.registry import ARCHITECTURES
+from baton.model_config import ModelConfig
+from baton.architectures import ARCHITECTURES
 from tests.engine.families import CLASSES
 
 Json = dict[str, Any]

@@ -1,23 +1,24 @@
-"""What a model's rotary embeddings are, as config.json says it, with every number checked.
+"""What a model's rotary embeddings are, as config.json says it, and how long sequences may be with them.
 
-Owns the reading, and which values follow from others; the formulas are engine/model/rope.py's.
-No torch: engine/config.py reads this.
+Owns which values follow from others, every number checked. The spellings are baton/rope_parameters.py's,
+the formulas engine/model/rope.py's. No torch here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from baton.context_length import scale_factor, whole_number
 from baton.errors import ModelError
-from baton.rope_parameters import ORIGINAL_LENGTH, rope_parameters
+from baton.model_settings import positive_number, switch, whole_number
+from baton.rope_parameters import FULL, ORIGINAL_LENGTH, rope_parameters
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 # What transformers takes where config.json is silent; from the paper.
 _BETA_FAST, _BETA_SLOW = 32.0, 1.0
+_LENGTH = "max_position_embeddings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,48 @@ def ropes_of(
     return {layer_type: _read(parameters, config) for layer_type, parameters in ropes.items()}
 
 
+def max_model_len(config: Mapping[str, Any], *, local_theta: float | None = None) -> int:
+    """Most tokens of prompt plus answer, from the content of config.json; local_theta: as of ropes_of().
+
+    The rule is the one other servers use. linear and dynamic scaling stretch max_position_embeddings by
+    their factor; yarn stretches the original length where it is given, else max_position_embeddings. For
+    all others max_position_embeddings is the stretched length already, and so it is for models with two
+    rotary embeddings, as Gemma 3. Nothing is stretched twice.
+
+    Raises ModelError naming the key that is not usable.
+    """
+    length = whole_number(config, _LENGTH)
+    ropes = rope_parameters(config, local_theta=local_theta)
+    parameters = ropes[FULL]
+    if len(ropes) > 1:
+        return length
+    if parameters["rope_type"] in ("linear", "dynamic"):
+        return math.floor(length * _factor(parameters))
+    if parameters["rope_type"] == "yarn" and parameters.get("factor") is not None:
+        return math.floor(whole_number(parameters, ORIGINAL_LENGTH) * _factor(parameters))
+    return length
+
+
+def rope_steps(ropes: Iterable[RopeConfig], longest: int) -> tuple[int, ...]:
+    """Rising lengths up to which each scale of the rotary embeddings serves; () if there is one scale only.
+
+    dynamic NTK: the original length times 1, 2, 4, ..., the last cut at `longest`, which is max_model_len.
+    longrope: the original length, then `longest`. See docs/adr/0008.
+    """
+    lengths: set[int] = set()
+    for rope in ropes:
+        if rope.rope_type == "dynamic":
+            lengths.update(_doublings(rope.original_length, longest))
+        elif rope.rope_type == "longrope":
+            lengths.add(rope.original_length)
+    shorter = sorted(length for length in lengths if length < longest)
+    return (*shorter, longest) if shorter else ()
+
+
+def _doublings(length: int, longest: int) -> list[int]:
+    return [length << index for index in range(longest.bit_length()) if length << index < longest]
+
+
 def _read(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> RopeConfig:
     rope_type = parameters["rope_type"]
     if rope_type not in ROPE_TYPES:
@@ -70,24 +113,24 @@ def _read(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> RopeConfi
             f"config.json: partial_rotary_factor is {parameters['partial_rotary_factor']!r}; "
             "only models that rotate whole heads are supported"
         )
-    theta = _number(parameters, "rope_theta")
+    theta = positive_number(parameters, "rope_theta")
     if rope_type == "default":
         return RopeConfig(theta=theta)
     if rope_type == "linear":
-        return RopeConfig(rope_type=rope_type, theta=theta, factor=scale_factor(parameters))
+        return RopeConfig(rope_type=rope_type, theta=theta, factor=_factor(parameters))
     if rope_type == "dynamic":
         return RopeConfig(
             rope_type=rope_type,
             theta=theta,
-            factor=scale_factor(parameters),
-            original_length=whole_number(config, "max_position_embeddings"),
+            factor=_factor(parameters),
+            original_length=wholepositive_number(config, _LENGTH),
         )
     scaled = {"yarn": _yarn, "llama3": _llama3, "longrope": _longrope}[rope_type]
     return scaled(parameters, config, theta)
 
 
 def _llama3(parameters: Mapping[str, Any], _config: Mapping[str, Any], theta: float) -> RopeConfig:
-    low, high = _number(parameters, "low_freq_factor"), _number(parameters, "high_freq_factor")
+    low, high = positive_number(parameters, "low_freq_factor"), positive_number(parameters, "high_freq_factor")
     if low >= high:
         raise ModelError(
             f"config.json: rope parameter high_freq_factor is {high}; "
@@ -96,35 +139,32 @@ def _llama3(parameters: Mapping[str, Any], _config: Mapping[str, Any], theta: fl
     return RopeConfig(
         rope_type="llama3",
         theta=theta,
-        factor=scale_factor(parameters),
-        original_length=whole_number(parameters, ORIGINAL_LENGTH),
+        factor=_factor(parameters),
+        original_length=wholepositive_number(parameters, ORIGINAL_LENGTH),
         low_freq_factor=low,
         high_freq_factor=high,
     )
 
 
 def _yarn(parameters: Mapping[str, Any], config: Mapping[str, Any], theta: float) -> RopeConfig:
-    truncate = parameters.get("truncate", True)
-    if not isinstance(truncate, bool):
-        raise ModelError(f"config.json: rope parameter truncate is {truncate!r}; write true or false")
     factor = _stretch(parameters, config)
     return RopeConfig(
         rope_type="yarn",
         theta=theta,
         factor=factor,
-        original_length=whole_number(parameters, ORIGINAL_LENGTH),
+        original_length=wholepositive_number(parameters, ORIGINAL_LENGTH),
         attention_factor=_yarn_attention_factor(parameters, factor),
-        beta_fast=_number(parameters, "beta_fast", _BETA_FAST),
-        beta_slow=_number(parameters, "beta_slow", _BETA_SLOW),
-        truncate=truncate,
+        beta_fast=positive_number(parameters, "beta_fast", _BETA_FAST),
+        beta_slow=positive_number(parameters, "beta_slow", _BETA_SLOW),
+        truncate=switch(parameters, "truncate", default=True),
     )
 
 
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
     if parameters.get("attention_factor") is not None:
-        return _number(parameters, "attention_factor")
+        return positive_number(parameters, "attention_factor")
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        above, below = _number(parameters, "mscale"), _number(parameters, "mscale_all_dim")
+        above, below = positive_number(parameters, "mscale"), positive_number(parameters, "mscale_all_dim")
         return _magnitude(factor, above) / _magnitude(factor, below)
     return _magnitude(factor, 1.0)
 
@@ -134,10 +174,10 @@ def _magnitude(factor: float, mscale: float) -> float:
 
 
 def _longrope(parameters: Mapping[str, Any], config: Mapping[str, Any], theta: float) -> RopeConfig:
-    original_length = whole_number(parameters, ORIGINAL_LENGTH)
+    original_length = wholepositive_number(parameters, ORIGINAL_LENGTH)
     factor = _stretch(parameters, config)
     if parameters.get("attention_factor") is not None:
-        attention_factor = _number(parameters, "attention_factor")
+        attention_factor = positive_number(parameters, "attention_factor")
     elif factor > 1:
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(original_length))
     else:
@@ -156,22 +196,21 @@ def _longrope(parameters: Mapping[str, Any], config: Mapping[str, Any], theta: f
 def _stretch(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> float:
     """The factor, or what the two lengths say where it is absent."""
     if parameters.get("factor") is not None:
-        return scale_factor(parameters)
-    lengths = whole_number(config, "max_position_embeddings"), whole_number(parameters, ORIGINAL_LENGTH)
+        return _factor(parameters)
+    lengths = wholepositive_number(config, _LENGTH), wholepositive_number(parameters, ORIGINAL_LENGTH)
     return lengths[0] / lengths[1]
 
 
-def _number(parameters: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    value = parameters.get(key)
-    if value is None and default is not None:
-        return default
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return float(value)
-    raise ModelError(f"config.json: rope parameter {key} is {value!r}; write a positive number")
+def _factor(parameters: Mapping[str, Any]) -> float:
+    """How far a rotary embedding is stretched."""
+    factor = parameters.get("factor")
+    if isinstance(factor, int | float) and not isinstance(factor, bool) and 1 <= factor < math.inf:
+        return float(factor)
+    raise ModelError(f"config.json: rope parameter factor is {factor!r}; write a number of at least 1")
 
 
 def _numbers(parameters: Mapping[str, Any], key: str) -> tuple[float, ...]:
     values = parameters.get(key)
     if not isinstance(values, list) or not values:
         raise ModelError(f"config.json: rope parameter {key} is {values!r}; write a list of positive numbers")
-    return tuple(_number({key: value}, key) for value in values)
+    return tuple(positive_number({key: value}, key) for value in values)

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from baton.errors import ModelError
-from engine.model.config import ModelConfig, MoeConfig
+from baton.model_config import ModelConfig, MoeConfig
 
 LLAMA = LlamaConfig(
     hidden_size=96, num_attention_heads=6, num_key_value_heads=2, architectures=["LlamaForCausalLM"]

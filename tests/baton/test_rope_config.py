@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.errors import ModelError
-from engine.model.rope_config import RopeConfig, ropes_of
+from baton.rope_config import RopeConfig, ropes_of
 
 LLAMA3 = {
     "rope_type": "llama3",

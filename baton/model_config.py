@@ -11,8 +11,8 @@ from typing import Any
 
 from baton.context_length import max_model_len, rope_steps
 from baton.errors import ModelError
-from engine.model.registry import Architecture, find_architecture
-from engine.model.rope_config import RopeConfig, ropes_of
+from baton.architectures import Architecture, find_architecture
+from baton.rope_config import RopeConfig, ropes_of
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -62,7 +62,7 @@ class ModelConfig:
         have the three projections of the MLP.
     attention_scale: what scores are multiplied with.
     embedding_scale: what embeddings are multiplied with.
-    qk_norm, post_norms, centered_norms: see engine.model.registry.Architecture.
+    qk_norm, post_norms, centered_norms: see baton.architectures.Architecture.
     """
 
     architecture: str
