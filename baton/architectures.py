@@ -7,12 +7,12 @@ differ. What is not listed is refused by name. No torch here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.context_length import whole_number
 from baton.errors import ModelError
+from baton.model_settings import whole_number
 
 # (config.json, number of a layer) -> whether that layer does so.
 LayerRule = Callable[[Mapping[str, Any], int], bool]
@@ -28,7 +28,7 @@ def _no(_config: Mapping[str, Any], _layer: int) -> bool:
 
 def _from_max_window_layers(config: Mapping[str, Any], layer: int) -> bool:
     first = config["max_window_layers"]
-    if not isinstance(first, int) or first < 0:
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         raise ModelError(f"config.json: max_window_layers is {first!r}; it must be a number of layers")
     return layer >= first
 
@@ -39,7 +39,7 @@ def _all_but_each_nth(config: Mapping[str, Any], layer: int) -> bool:
 
 def _by_sparse_step(config: Mapping[str, Any], layer: int) -> bool:
     dense_layers = config["mlp_only_layers"] or ()
-    if not isinstance(dense_layers, list | tuple):
+    if not isinstance(dense_layers, list | tuple) or not all(type(dense) is int for dense in dense_layers):
         raise ModelError(f"config.json: mlp_only_layers is {dense_layers!r}; a list of layers is needed")
     return layer not in dense_layers and (layer + 1) % whole_number(config, "decoder_sparse_step") == 0
 
@@ -109,14 +109,24 @@ _MIXTRAL_EXPERTS = ExpertNames(
     down="block_sparse_moe.experts.{}.w2",
     intermediate_size="intermediate_size",
 )
-_MISTRAL = {"num_key_value_heads": 8, "sliding_window": 4096}
-_QWEN_WINDOW = {"max_window_layers": 28, "sliding_window": 4096}
+_MISTRAL = {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131_072}
+_QWEN = {
+    "num_key_value_heads": 32,
+    "max_window_layers": 28,
+    "sliding_window": 4096,
+    "max_position_embeddings": 32_768,
+}
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture
     for architecture in (
         Architecture(
-            name="LlamaForCausalLM", qkv_bias=None, output_bias=None, mlp_bias=None, is_windowed=None
+            name="LlamaForCausalLM",
+            qkv_bias=None,
+            output_bias=None,
+            mlp_bias=None,
+            is_windowed=None,
+            defaults={"max_position_embeddings": 2048},
         ),
         Architecture(name="MistralForCausalLM", defaults=_MISTRAL),
         # Mistral's layers with a window for some of them.
@@ -126,7 +136,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             qkv_bias=True,
             needs_window_switch=True,
             is_windowed=_from_max_window_layers,
-            defaults=_QWEN_WINDOW,
+            defaults=_QWEN,
         ),
         Architecture(
             name="Qwen3ForCausalLM",
@@ -135,7 +145,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             qk_norm=True,
             needs_window_switch=True,
             is_windowed=_from_max_window_layers,
-            defaults={"head_dim": 128, **_QWEN_WINDOW},
+            defaults={"head_dim": 128, **_QWEN},
         ),
         Architecture(
             name="Gemma3ForCausalLM",
@@ -157,6 +167,7 @@ ARCHITECTURES: dict[str, Architecture] = {
                 "sliding_window": 4096,
                 "sliding_window_pattern": 6,
                 "tie_word_embeddings": True,
+                "max_position_embeddings": 131_072,
             },
         ),
         Architecture(
@@ -169,6 +180,7 @@ ARCHITECTURES: dict[str, Architecture] = {
                 "num_local_experts": 8,
                 "num_experts_per_tok": 2,
                 "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 131_072,
             },
         ),
         Architecture(
@@ -188,6 +200,7 @@ ARCHITECTURES: dict[str, Architecture] = {
                 "mlp_only_layers": (),
                 "decoder_sparse_step": 1,
                 "sliding_window": 4096,
+                "max_position_embeddings": 32_768,
             },
         ),
     )
@@ -198,8 +211,11 @@ ARCHITECTURES: dict[str, Architecture] = {
 TATTLE_TALE = Architecture(name="TattleTaleForCausalLM")
 
 
-def find_architecture(names: Sequence[str]) -> Architecture:
-    """The architecture a checkpoint names; raises ModelError if none of them is supported."""
+def find_architecture(names: Any) -> Architecture:
+    """The architecture of these names in config.json; raises ModelError if none of them is supported."""
+    names = [] if names is None else names
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"config.json: architectures is {names!r}; write a list of names")
     for name in names:
         if name == TATTLE_TALE.name:
             return TATTLE_TALE

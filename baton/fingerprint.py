@@ -1,27 +1,17 @@
 """What must agree between two workers before KV may flow, in comparable form.
 
-Knows which fields of config.json say how KV is computed and used; knows neither files nor sessions.
+Knows which parts of a ModelConfig say how KV is computed and used; knows neither files nor sessions, nor
+how config.json spells anything.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from baton.rope_parameters import FULL, rope_parameters
+from baton.model_config import ModelConfig
+from baton.rope_config import RopeConfig
 from baton.v1 import common_pb2
-
-# Who sees whom in attention, and the length that a dynamic scale begins at.
-_ATTENTION = (
-    "architectures",
-    "max_position_embeddings",
-    "sliding_window",
-    "use_sliding_window",
-    "max_window_layers",
-    "layer_types",
-    "sliding_window_pattern",
-)
 
 
 def first_difference(ours: common_pb2.Fingerprint, theirs: common_pb2.Fingerprint) -> str | None:
@@ -32,30 +22,57 @@ def first_difference(ours: common_pb2.Fingerprint, theirs: common_pb2.Fingerprin
     return None
 
 
-def canonical_rope(config: Mapping[str, Any]) -> str:
-    """One JSON text for a model's rotary embeddings, whichever spelling config.json uses.
+def canonical_rope(model: ModelConfig) -> str:
+    """One JSON text for a model's rotary embeddings and the lengths at which their scale changes."""
+    return _canonical({"embeddings": [_rope(rope) for rope in model.ropes], "steps": model.rope_steps})
 
-    Understands what baton/rope_parameters.py does. Numbers become floats, keys are sorted; where all layers
-    share one embedding, its parameters are the text.
+
+def canonical_attention(model: ModelConfig) -> str:
+    """One JSON text for what each layer's attention sees, with which embedding and how it is scaled.
+
+    The longest sequence is part of it: a worker that knows a shorter one would end answers sooner.
     """
-    ropes = rope_parameters(config)
-    return _canonical(ropes if len(ropes) > 1 else ropes[FULL])
+    return _canonical(
+        {
+            "architecture": model.architecture,
+            "max_model_len": model.max_model_len,
+            "ropes": [layer.rope for layer in model.layers],
+            "scale": model.attention_scale,
+            "windows": [layer.window for layer in model.layers],
+        }
+    )
 
 
-def canonical_attention(config: Mapping[str, Any]) -> str:
-    """One JSON text for what config.json says of the attention masks; what it does not say is left out."""
-    return _canonical({key: config[key] for key in _ATTENTION if config.get(key) is not None})
+def canonical_mlp(model: ModelConfig) -> str:
+    """One JSON text for what a layer computes behind its attention, as far as weights do not say it."""
+    moe = model.moe
+    return _canonical(
+        {
+            "activation": model.activation,
+            "chosen_experts": 0 if moe is None else moe.num_chosen,
+            "moe_layers": [index for index, layer in enumerate(model.layers) if layer.is_moe],
+            "norm_eps": model.rms_norm_eps,
+            "normalizes": False if moe is None else moe.normalizes,
+        }
+    )
 
 
-def _canonical(value: Mapping[str, Any]) -> str:
-    return json.dumps(_with_floats(value), sort_keys=True, separators=(",", ":"))
+def _rope(rope: RopeConfig) -> dict[str, Any]:
+    return {
+        "type": rope.rope_type,
+        "theta": rope.theta,
+        "factor": rope.factor,
+        "original_length": rope.original_length,
+        "attention_factor": rope.attention_factor,
+        "low_freq_factor": rope.low_freq_factor,
+        "high_freq_factor": rope.high_freq_factor,
+        "beta_fast": rope.beta_fast,
+        "beta_slow": rope.beta_slow,
+        "truncate": rope.truncate,
+        "short_factors": rope.short_factors,
+        "long_factors": rope.long_factors,
+    }
 
 
-def _with_floats(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _with_floats(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_floats(item) for item in value]
-    if isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    return value
+def _canonical(value: dict[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -130,7 +130,7 @@ _VALUES: Mapping[int, str] = {
     FieldDescriptor.CPPTYPE_STRING: "text",
 }
 _ALLOWED: Mapping[str, str] = {
-    "prompt": "text",
+    "prompt": "text (ids of tokens go to token_ids=, messages of a chat to messages=)",
     "messages": 'a sequence of mappings, each with "role" and "content", both text, and nothing else',
     "token_ids": "a sequence, each a whole number from 0 to 2**32 - 1",
     "stop": "a text or a sequence of texts",

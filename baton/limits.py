@@ -25,7 +25,7 @@ class Limits:
         needs no KV, so a prompt may use all but one of them.
     vocab_size: token ids are below it.
     rope_steps: rising lengths up to which each scale of the rotary embedding serves; () if it has one
-        scale only (baton/context_length.py).
+        scale only (baton/rope_config.py).
     """
 
     max_model_len: int

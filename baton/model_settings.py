@@ -5,7 +5,7 @@ Knows which values there may be, not what a key means.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +25,7 @@ def positive_number(settings: Mapping[str, Any], key: str, default: float | None
     value = settings.get(key)
     if value is None and default is not None:
         return default
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
         return float(value)
     raise ModelError(f"config.json: {key} is {value!r}; write a positive number")
 

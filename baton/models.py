@@ -6,17 +6,17 @@ Opens JSON and safetensors headers only. Knows neither torch nor where models co
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from baton.cache import model_folder
-from baton.context_length import ContextLength, context_length
 from baton.digests import cached_sha256_of
 from baton.errors import ModelError
-from baton.fingerprint import canonical_attention, canonical_rope
+from baton.fingerprint import canonical_attention, canonical_mlp, canonical_rope
 from baton.limits import Limits
 from baton.manifest import Manifest
+from baton.model_config import ModelConfig
 from baton.prefix_keys import KEY_VERSION
 from baton.sampling import SAMPLER_VERSION
 from baton.v1 import common_pb2
@@ -33,6 +33,9 @@ class ModelDir:
     chat_template: Jinja source, or None when the model has none.
     weights_files: the safetensors files that make up the model, in the order of their names.
     manifest: baton.json, or None for a folder that was not pulled.
+    model_config: what the two configurations say, every default resolved.
+
+    Raises ModelError for a model that is not supported, naming the file and the setting.
 
     >>> model = ModelDir.open("smollm2-135m-instruct")  # doctest: +SKIP
     >>> model.max_model_len  # doctest: +SKIP
@@ -45,13 +48,21 @@ class ModelDir:
     chat_template: str | None
     weights_files: tuple[Path, ...]
     manifest: Manifest | None
+    model_config: ModelConfig = field(init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            model_config = ModelConfig.from_hf(self.config, self.generation_config)
+        except ModelError as error:
+            raise ModelError(f"{self.path}/{error.message}") from None
+        object.__setattr__(self, "model_config", model_config)
 
     @classmethod
     def open(cls, path_or_name: str | Path) -> ModelDir:
         """Opens a folder, or a pulled model by its name.
 
         An existing folder of that name wins. Raises ModelError naming the missing or
-        damaged file and what to do.
+        damaged file and what to do, or what of the model is not supported.
         """
         folder = _find_folder(path_or_name)
         config = _read_json(folder / "config.json")
@@ -73,32 +84,28 @@ class ModelDir:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a generation: generation_config.json's, else config.json's, else none."""
-        return _token_ids(self._first_of("eos_token_id"))
+        """Ids that end a generation; may be none."""
+        return self.model_config.eos_token_ids
 
     @property
     def bos_token_id(self) -> int | None:
         """Id that begins a text, or None."""
-        ids = _token_ids(self._first_of("bos_token_id"))
-        return ids[0] if ids else None
+        return self.model_config.bos_token_id
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt plus answer."""
-        return self._context_length.max_model_len
+        return self.model_config.max_model_len
 
     @property
     def vocab_size(self) -> int:
         """Rows of the output layer; token ids are below it."""
-        return self._count("vocab_size")
+        return self.model_config.vocab_size
 
     @property
     def limits(self) -> Limits:
         """What the model can take."""
-        length = self._context_length
-        return Limits(
-            max_model_len=length.max_model_len, vocab_size=self.vocab_size, rope_steps=length.rope_steps
-        )
+        return self.model_config.limits
 
     @property
     def tokenizer_path(self) -> Path:
@@ -123,52 +130,34 @@ class ModelDir:
 
     def fingerprint(self) -> common_pb2.Fingerprint:
         """What must agree with every peer; see the message's comments."""
-        num_heads = self._count("num_attention_heads")
+        model = self.model_config
         return common_pb2.Fingerprint(
             weights_id=self.weights_id,
             tokenizer_id=self.tokenizer_id,
-            num_layers=self._count("num_hidden_layers"),
-            num_heads=num_heads,
-            num_kv_heads=self._count("num_key_value_heads", num_heads),
-            head_dim=self._count("head_dim", self._count("hidden_size") // num_heads),
-            vocab_size=self.vocab_size,
-            rope=canonical_rope(self.config),
+            num_layers=model.num_layers,
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            vocab_size=model.vocab_size,
+            rope=canonical_rope(model),
             sampler_version=SAMPLER_VERSION,
             key_version=KEY_VERSION,
-            attention=canonical_attention(self.config),
+            attention=canonical_attention(model),
+            mlp=canonical_mlp(model),
         )
-
-    @property
-    def _context_length(self) -> ContextLength:
-        try:
-            return context_length(self.config)
-        except ModelError as error:
-            raise ModelError(f"{self.path}/{error.message}") from None
-
-    def _first_of(self, key: str) -> Any:
-        value = self.generation_config.get(key)
-        return self.config.get(key) if value is None else value
-
-    def _count(self, key: str, default: int | None = None) -> int:
-        value = self.config.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ModelError(
-                f"{self.path / 'config.json'}: {key} is {value!r}; it must be a positive integer"
-            )
-        return value
 
 
 def _find_folder(path_or_name: str | Path) -> Path:
     given = Path(path_or_name).expanduser()
     if given.is_dir():
         return given.absolute()
-    # "org/model" is a hub repository; anything absolute or deeper can only be a path.
-    if not given.is_absolute() and ".." not in given.parts and len(given.parts) in (1, 2):
-        pulled = model_folder(given.as_posix())
-        if pulled.is_dir():
-            return pulled
+    # "org/model" is a hub repository; anything absolute, deeper or beginning with a dot can only be a path.
+    is_path = str(path_or_name).startswith((".", "~")) or given.is_absolute() or ".." in given.parts
+    if is_path or len(given.parts) not in (1, 2):
+        raise ModelError(f"there is no model folder {path_or_name}; give the path of one that exists")
+    pulled = model_folder(given.as_posix())
+    if pulled.is_dir():
+        return pulled
     raise ModelError(
         f"there is no model folder {path_or_name}; run: baton pull {path_or_name}, or give a path"
     )
@@ -199,9 +188,3 @@ def _chat_template(folder: Path) -> str | None:
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     return template if isinstance(template, str) else None
-
-
-def _token_ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from baton.errors import BatonError
+from baton.exit_status import FAILED, status_of
 from baton.logs import get_logger
 
 log = get_logger(__name__)
@@ -27,31 +28,31 @@ Role = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def run(role: Role) -> int:
-    """Runs a role to its end and returns its status: 0 after a drain, 1 after an error, which it logs."""
+    """Runs a role to its end and returns its status: 0 after a drain, else that of the error, which it logs."""
     try:
         asyncio.run(_until_stopped(role))
     except BatonError as error:
         log.error("cannot run", code=error.code, reason=error.message, field=error.field)
-        return 1
+        return status_of(error)
     except Exception:
         log.exception("failed")
-        return 1
+        return FAILED
     return 0
 
 
 def report_errors(main: Callable[[], int]) -> int:
     """Runs an entry point and returns its status, whatever escapes it, so that leave() can follow.
 
-    A BatonError, from its settings, is one line and status 2; a defect is a traceback and status 1.
+    A BatonError is one line and its status, a defect a traceback.
     """
     try:
         return main()
     except BatonError as error:
         sys.stderr.write(f"error: {error.message}\n")
-        return 2
+        return status_of(error)
     except Exception:  # noqa: BLE001  (there is nobody above to raise it to)
         traceback.print_exc()
-        return 1
+        return FAILED
 
 
 def leave(status: int) -> NoReturn:

@@ -19,6 +19,10 @@ ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 # What transformers takes where config.json is silent; from the paper.
 _BETA_FAST, _BETA_SLOW = 32.0, 1.0
 _LENGTH = "max_position_embeddings"
+# Qwen2.5-1M's way to be used beyond the length that it was trained on; it is not computed here.
+DUAL_CHUNK = "dual_chunk_attention_config"
+# fp32, in which angles are computed, does not know each position beyond; nor is any model that long.
+LONGEST = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,17 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
 
+    def check_head_dim(self, head_dim: int) -> None:
+        """Raises ModelError if longrope's factors are not as many as head_dim has frequencies."""
+        if self.rope_type != "longrope":
+            return
+        for key, factors in (("short_factor", self.short_factors), ("long_factor", self.long_factors)):
+            if len(factors) != head_dim // 2:
+                raise ModelError(
+                    f"config.json: rope parameter {key} has {len(factors)} numbers; "
+                    f"a head of {head_dim} elements needs {head_dim // 2}"
+                )
+
 
 def ropes_of(
     config: Mapping[str, Any], *, default_theta: float = 10000.0, local_theta: float | None = None
@@ -66,10 +81,29 @@ def max_model_len(config: Mapping[str, Any], *, local_theta: float | None = None
     The rule is the one other servers use. linear and dynamic scaling stretch max_position_embeddings by
     their factor; yarn stretches the original length where it is given, else max_position_embeddings. For
     all others max_position_embeddings is the stretched length already, and so it is for models with two
-    rotary embeddings, as Gemma 3. Nothing is stretched twice.
+    rotary embeddings, as Gemma 3. Nothing is stretched twice. Where a model asks for dual chunk attention,
+    its original length is the most: that far it computes the same as without.
 
-    Raises ModelError naming the key that is not usable.
+    Raises ModelError naming the key that is not usable, and for a length above LONGEST.
     """
+    longest = _stretched_length(config, local_theta)
+    if longest > LONGEST:
+        raise ModelError(
+            f"config.json: {_LENGTH} and the factor of the rotary embedding make {longest} tokens; positions "
+            f"above {LONGEST} are not exact in fp32, lower them"
+        )
+    chunked = config.get(DUAL_CHUNK)
+    if chunked is None:
+        return longest
+    if not isinstance(chunked, Mapping) or chunked.get(ORIGINAL_LENGTH) is None:
+        raise ModelError(
+            f"config.json: {DUAL_CHUNK} is {chunked!r}; dual chunk attention is not supported: "
+            f"name in it the length that needs none, {ORIGINAL_LENGTH}, or remove it"
+        )
+    return min(longest, whole_number(chunked, ORIGINAL_LENGTH))
+
+
+def _stretched_length(config: Mapping[str, Any], local_theta: float | None) -> int:
     length = whole_number(config, _LENGTH)
     ropes = rope_parameters(config, local_theta=local_theta)
     parameters = ropes[FULL]
@@ -123,14 +157,17 @@ def _read(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> RopeConfi
             rope_type=rope_type,
             theta=theta,
             factor=_factor(parameters),
-            original_length=wholepositive_number(config, _LENGTH),
+            original_length=whole_number(config, _LENGTH),
         )
     scaled = {"yarn": _yarn, "llama3": _llama3, "longrope": _longrope}[rope_type]
     return scaled(parameters, config, theta)
 
 
 def _llama3(parameters: Mapping[str, Any], _config: Mapping[str, Any], theta: float) -> RopeConfig:
-    low, high = positive_number(parameters, "low_freq_factor"), positive_number(parameters, "high_freq_factor")
+    low, high = (
+        positive_number(parameters, "low_freq_factor"),
+        positive_number(parameters, "high_freq_factor"),
+    )
     if low >= high:
         raise ModelError(
             f"config.json: rope parameter high_freq_factor is {high}; "
@@ -140,7 +177,7 @@ def _llama3(parameters: Mapping[str, Any], _config: Mapping[str, Any], theta: fl
         rope_type="llama3",
         theta=theta,
         factor=_factor(parameters),
-        original_length=wholepositive_number(parameters, ORIGINAL_LENGTH),
+        original_length=whole_number(parameters, ORIGINAL_LENGTH),
         low_freq_factor=low,
         high_freq_factor=high,
     )
@@ -152,7 +189,7 @@ def _yarn(parameters: Mapping[str, Any], config: Mapping[str, Any], theta: float
         rope_type="yarn",
         theta=theta,
         factor=factor,
-        original_length=wholepositive_number(parameters, ORIGINAL_LENGTH),
+        original_length=whole_number(parameters, ORIGINAL_LENGTH),
         attention_factor=_yarn_attention_factor(parameters, factor),
         beta_fast=positive_number(parameters, "beta_fast", _BETA_FAST),
         beta_slow=positive_number(parameters, "beta_slow", _BETA_SLOW),
@@ -174,7 +211,9 @@ def _magnitude(factor: float, mscale: float) -> float:
 
 
 def _longrope(parameters: Mapping[str, Any], config: Mapping[str, Any], theta: float) -> RopeConfig:
-    original_length = wholepositive_number(parameters, ORIGINAL_LENGTH)
+    original_length = whole_number(parameters, ORIGINAL_LENGTH)
+    if original_length == 1:
+        raise ModelError(f"config.json: {ORIGINAL_LENGTH} is 1; longrope needs it above 1")
     factor = _stretch(parameters, config)
     if parameters.get("attention_factor") is not None:
         attention_factor = positive_number(parameters, "attention_factor")
@@ -197,16 +236,19 @@ def _stretch(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> float:
     """The factor, or what the two lengths say where it is absent."""
     if parameters.get("factor") is not None:
         return _factor(parameters)
-    lengths = wholepositive_number(config, _LENGTH), wholepositive_number(parameters, ORIGINAL_LENGTH)
+    lengths = whole_number(config, _LENGTH), whole_number(parameters, ORIGINAL_LENGTH)
     return lengths[0] / lengths[1]
 
 
 def _factor(parameters: Mapping[str, Any]) -> float:
     """How far a rotary embedding is stretched."""
     factor = parameters.get("factor")
-    if isinstance(factor, int | float) and not isinstance(factor, bool) and 1 <= factor < math.inf:
+    if isinstance(factor, int | float) and not isinstance(factor, bool) and 1 <= factor <= LONGEST:
         return float(factor)
-    raise ModelError(f"config.json: rope parameter factor is {factor!r}; write a number of at least 1")
+    raise ModelError(
+        f"config.json: rope parameter factor is {factor!r}; "
+        f"write a number of at least 1 and at most {LONGEST}"
+    )
 
 
 def _numbers(parameters: Mapping[str, Any], key: str) -> tuple[float, ...]:

@@ -16,7 +16,8 @@ from statistics import median
 
 import torch
 
-from baton.limits import Limits, blocks_needed
+from baton.limits import blocks_needed
+from baton.model_config import ModelConfig
 from baton.models import ModelDir
 from baton.sampling import SamplingParams
 from benchmarks.prefill_flops import FittedRates, attention_flops, linear_flops
@@ -25,7 +26,6 @@ from benchmarks.tiny_llama import write_tiny_model
 from engine.batch_builder import Chunk, build_batch
 from engine.config import EngineConfig
 from engine.kv_cache import KVCache
-from baton.model_config import ModelConfig
 from engine.model.loading import load_decoder
 from engine.model.weights import Checkpoint
 from engine.request import Request
@@ -68,9 +68,7 @@ class LongPrompts:
         """Time of one prompt, computed in chunks until its token is sampled."""
         runner = self.sides[side]
         block_size, config = runner.cache.shape.block_size, runner.model.config
-        limits = Limits(
-            max_model_len=config.max_model_len, vocab_size=config.vocab_size, rope_steps=config.rope_steps
-        )
+        limits = config.limits
         request = Request(
             attempt_id=bytes(16),
             token_ids=self._token_ids[:num_tokens],
@@ -195,13 +193,13 @@ def _with_rope(model_dir: ModelDir, length: int, rope: dict[str, object]) -> Mod
 
 
 def _sharing_cache(model_dir: ModelDir, other: ModelRunner) -> ModelRunner:
-    config = ModelConfig.from_hf(model_dir.config, model_dir.generation_config)
+    config = model_dir.model_config
     checkpoint = Checkpoint(model_dir.weights_files, dtype=other.model.dtype)
     return ModelRunner(load_decoder(config, checkpoint), other.cache)
 
 
 def _engine_config(model_dir: ModelDir, longest: int, threads: int, chunk_tokens: int) -> EngineConfig:
-    model = ModelConfig.from_hf(model_dir.config, model_dir.generation_config)
+    model = model_dir.model_config
     # Four bytes an element are enough for any dtype; a few blocks are to spare.
     token_bytes = 4 * 2 * model.num_layers * model.num_kv_heads * model.head_dim
     return EngineConfig(

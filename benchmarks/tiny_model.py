@@ -23,8 +23,9 @@ def make_model(folder: Path) -> ModelDir:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: index for index, token in enumerate((BOS, EOS, *letters))}
     config = {
-        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
         "hidden_size": 64,
+        "intermediate_size": 128,
         "num_hidden_layers": 2,
         "num_attention_heads": 8,
         "num_key_value_heads": 2,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from baton.errors import BatonError
 from baton.ports import Session
 from baton.telemetry import Span
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
+from engine.failure_log import tell_nonfinite
 from engine.request import Request
 
 RouterSession = Session[DecodeServiceSessionResponse, DecodeServiceSessionRequest]
@@ -33,6 +35,12 @@ class Attempt:
     is_computing_prompt: bool = False
     span: Span | None = None
     deadline: asyncio.TimerHandle | None = None
+
+    def note_failure(self, error: BatonError) -> None:
+        """Says in the span, and in the log where that is for the operator, why it fails."""
+        tell_nonfinite(error, self.request_id)
+        if self.span is not None:
+            self.span.fail(error)
 
     @property
     def attempt_id(self) -> bytes:

@@ -39,9 +39,12 @@ def num_reservable_blocks(engine: Engine) -> int:
 
 
 def heartbeat(
-    engine: Engine, *, num_leases: int, is_wedged: bool, is_draining: bool
+    engine: Engine, *, num_leases: int, num_saturated_values: int, is_wedged: bool, is_draining: bool
 ) -> DecodeServiceSessionResponse:
-    """How busy the worker is. num_leases: those whose KV has not been committed."""
+    """How busy the worker is.
+
+    num_leases: those whose KV has not been committed. num_saturated_values: see kvtransfer/saturation.py.
+    """
     message = decode_service_pb2.DecodeWorkerHeartbeat(
         num_free_blocks=num_reservable_blocks(engine),
         num_running=engine.scheduler.num_running,
@@ -50,6 +53,7 @@ def heartbeat(
         is_draining=is_draining,
         num_context_tokens=engine.scheduler.num_context_tokens,
         num_backlog_tokens=engine.scheduler.num_backlog_tokens,
+        num_saturated_values=num_saturated_values,
     )
     return DecodeServiceSessionResponse(heartbeat=message)
 

@@ -350,8 +350,7 @@ class DecodeWorker:
         send_unless_ended(session, lease_outcome(attempt_id, outcome))
 
     def _fail(self, attempt: Attempt, error: BatonError) -> None:
-        if attempt.span is not None:
-            attempt.span.fail(error)
+        attempt.note_failure(error)
         send_unless_ended(attempt.session, failed(attempt.attempt_id, error))
         self._end(attempt)
 
@@ -395,6 +394,7 @@ class DecodeWorker:
         return heartbeat(
             self._engine,
             num_leases=self._leases.num_uncommitted,
+            num_saturated_values=self.receiver.counters["saturated_values"],
             is_wedged=self._steps.is_wedged,
             is_draining=self._drain.is_draining,
         )

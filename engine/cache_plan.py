@@ -11,10 +11,10 @@ import torch
 
 from baton.errors import ConfigError
 from baton.limits import blocks_needed
+from baton.model_config import ModelConfig
 from engine.block_size import choose_block_size
 from engine.config import EngineConfig
 from engine.kv_cache import CacheShape
-from baton.model_config import ModelConfig
 
 # Taken where the free memory cannot be known.
 UNKNOWN_MEMORY_BYTES = 1 << 30

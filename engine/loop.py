@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from baton.limits import Limits
 from baton.sampling import SamplingParams
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
@@ -25,9 +24,7 @@ class EngineLoop:
         self._runner = runner
         model, shape = runner.model.config, runner.cache.shape
         self.pool = BlockPool(shape.num_blocks, shape.block_size, prefix_cache=config.prefix_cache)
-        self._limits = Limits(
-            max_model_len=model.max_model_len, vocab_size=model.vocab_size, rope_steps=model.rope_steps
-        )
+        self._limits = model.limits
         self._scheduler = Scheduler(self.pool, self._limits, config=config, eos_token_ids=model.eos_token_ids)
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:

@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from baton.architectures import TATTLE_TALE
 from baton.cache import cache_dir
+from baton.logs import get_logger
+from baton.model_config import ModelConfig
 from baton.models import ModelDir
+from baton.rope_config import DUAL_CHUNK
 from engine.batch import (
     ForwardBatch,
     SamplingArrays,
@@ -27,9 +31,7 @@ from engine.config import EngineConfig
 from engine.host_memory import keep_freed_memory
 from engine.kv_cache import KVCache, available_bytes
 from engine.logprobs import score
-from baton.model_config import ModelConfig
 from engine.model.loading import load_decoder
-from baton.architectures import TATTLE_TALE
 from engine.model.tattletale import TattleTaleRunner
 from engine.model.weights import Checkpoint
 from engine.nonfinite import LayerSearch, sequences_of
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 # Most logits of prompt tokens at a time, in numbers: 64 MiB, whatever the batch and the vocabulary.
 _MAX_SCORED_LOGITS = 1 << 24
+
+log = get_logger(__name__)
 
 
 class ModelRunner:
@@ -152,9 +156,9 @@ def load_runner(
     config: EngineConfig, model_dir: ModelDir, *, progress: LoadLog | None = None
 ) -> ModelRunner | TattleTaleRunner:
     """What a worker runs: load_engine(), or the tattle-tale, which has no weights to load."""
-    if TATTLE_TALE.name not in model_dir.config.get("architectures", ()):
+    model = model_dir.model_config
+    if model.architecture != TATTLE_TALE.name:
         return load_engine(config, model_dir, progress=progress)
-    model = ModelConfig.from_hf(model_dir.config, model_dir.generation_config)
     cache = allocate_cache(config, model, torch_dtype(config.dtype) or torch.float32)
     return TattleTaleRunner(cache, model.vocab_size)
 
@@ -173,7 +177,12 @@ def load_engine(
     if config.device == "cpu":
         keep_freed_memory()
     model_dir = model_dir or ModelDir.open(config.model)
-    model_config = ModelConfig.from_hf(model_dir.config, model_dir.generation_config)
+    model_config = model_dir.model_config
+    if model_dir.config.get(DUAL_CHUNK) is not None:
+        log.warning(
+            "dual chunk attention is not supported; sequences are no longer than it needs none",
+            max_model_len=model_config.max_model_len,
+        )
     dtype = torch_dtype(config.dtype)
     checkpoint = Checkpoint(model_dir.weights_files, device=config.device, dtype=dtype, report=progress)
     model = load_decoder(model_config, checkpoint)

@@ -105,7 +105,7 @@ def _prompt_logprobs(chunk: Chunk, scores: Scores | None, rows: slice) -> Prompt
 
 
 def _nonfinite(place: str | None) -> NonFiniteLogits:
-    where = f"they first appear in {place}" if place else "debug_nonfinite names the layer"
+    where = f"they first appear in {place}" if place else "the setting debug_nonfinite names the layer"
     return NonFiniteLogits(f"the model produced NaN or infinite logits for this request; {where}")
 
 

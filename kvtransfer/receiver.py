@@ -40,6 +40,7 @@ from kvtransfer.contract import (
     Ticket,
 )
 from kvtransfer.lease_table import Lease, LeaseState, LeaseTable
+from kvtransfer.saturation import SaturationLog
 from kvtransfer.scatter import BlockWriter, format_of
 from kvtransfer.wire import Frame, FrameError, FrameLimits, decode
 
@@ -83,6 +84,7 @@ class KvReceiver(Generic[PayloadT]):
         self.counters: Counter[str] = Counter()
         self.format = format_of(cache.shape)
         self.block_writer = BlockWriter(cache)
+        self.saturation = SaturationLog()
         self._incarnation = incarnation
         self._writes: dict[bytes, IncomingWrite[PayloadT]] = {}
 
@@ -190,7 +192,7 @@ class IncomingWrite(Generic[PayloadT]):
         if frame.spec.index in self._indices:
             receiver.counters["duplicate_frames"] += 1
             return None
-        self._store(frame)
+        self._store(frame, now)
         self._convert_s += receiver.clock() - verified
         return None
 
@@ -199,11 +201,13 @@ class IncomingWrite(Generic[PayloadT]):
             return self._receiver.leases.refuse(self._ended)
         return self._receiver.leases.check(self.lease, now)
 
-    def _store(self, frame: Frame) -> None:
+    def _store(self, frame: Frame, now: float) -> None:
         spec, lease, receiver = frame.spec, self.lease, self._receiver
-        receiver.counters["saturated_values"] += receiver.block_writer.write(
+        num_saturated = receiver.block_writer.write(
             self._format, lease.block_ids, frame, num_held_tokens=lease.num_held_tokens
         )
+        receiver.counters["saturated_values"] += num_saturated
+        receiver.saturation.add(num_saturated, now)
         receiver.counters["frames"] += 1
         receiver.counters["bytes"] += frame.payload.nbytes
         first = max(0, spec.first_block - self._first_block)

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from baton.errors import BatonError
+from baton.logs import get_logger
 from baton.ports import Session
 from baton.telemetry import Span, start_span
 from baton.v1.prefill_service_pb2 import (
@@ -13,12 +15,15 @@ from baton.v1.prefill_service_pb2 import (
     PrefillServiceSessionRequest,
     PrefillServiceSessionResponse,
 )
+from engine.failure_log import tell_nonfinite
 from engine.request import Request
 from kvtransfer.contract import FirstToken, TransferTarget
 from kvtransfer.sender import Transfer, TransferOutcome
 
 if TYPE_CHECKING:
     import torch
+
+log = get_logger(__name__)
 
 RouterSession = Session[PrefillServiceSessionResponse, PrefillServiceSessionRequest]
 
@@ -28,6 +33,7 @@ class Attempt:
     """What the worker holds for one PrefillCommand.
 
     request: owns its blocks while the attempt lives.
+    request_id: the client's, for logs.
     num_kv_tokens: tokens whose KV the decode worker needs: all but the one to be sampled.
     ends_with_first_token: max_tokens leaves room for one only, so no KV needs to travel.
     cost: credit it spends, in tokens; 0 once restored.
@@ -41,6 +47,7 @@ class Attempt:
     """
 
     request: Request
+    request_id: str
     num_kv_tokens: int
     ends_with_first_token: bool
     session: RouterSession
@@ -68,6 +75,7 @@ class Attempt:
         sequence, target = command.sequence, command.target
         return cls(
             request=request,
+            request_id=sequence.request_id,
             num_kv_tokens=request.num_tokens,
             ends_with_first_token=request.params.max_tokens == request.num_output_tokens + 1,
             session=session,
@@ -88,6 +96,12 @@ class Attempt:
             ),
             first_token=loop.create_future(),
         )
+
+    def note_failure(self, error: BatonError) -> None:
+        """Says in the span and in the log why it fails."""
+        log.info("attempt ended", request_id=self.request_id, code=error.code, reason=error.message)
+        tell_nonfinite(error, self.request_id)
+        self.span.fail(error)
 
     @property
     def attempt_id(self) -> bytes:

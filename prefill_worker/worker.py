@@ -333,8 +333,7 @@ class PrefillWorker:
         if attempt.deadline is not None:
             attempt.deadline.cancel()
         if error is not None:
-            log.info("attempt ended", code=error.code, reason=error.message)
-            attempt.span.fail(error)
+            attempt.note_failure(error)
         attempt.span.end()
         send_unless_ended(attempt.session, ended(attempt, error))
         self._release_blocks(attempt)

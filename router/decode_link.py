@@ -154,7 +154,7 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
             role=self.role,
             address=self.info.address,
             state=self.state,
-            reason=self.reason,
+            reason=self.reason or self._note(),
             num_free_blocks=self._reported_free_blocks,
             num_blocks=self._capacity.num_blocks,
             block_size=self._capacity.block_size,
@@ -163,6 +163,15 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
             num_attempts=self.num_attempts,
             kv_dtype=self._capacity.kv_dtype,
             pid=self._capacity.pid,
+        )
+
+    def _note(self) -> str:
+        """What an operator must know of a worker that serves."""
+        if not self._load.num_saturated_values:
+            return ""
+        return (
+            f"{self._load.num_saturated_values} values of KV exceeded its float16 cache, and answers may be "
+            "wrong; set kv_dtype to bfloat16 or float32 (--decode-kv-dtype of baton up)"
         )
 
     def _hello_message(self) -> DecodeServiceSessionRequest:

@@ -26,11 +26,13 @@ class GrammarCheck:
 
     compiler: None if this model cannot be used with grammars.
     offload: runs a function on a thread.
+    reason: why there is no compiler, for clients.
     """
 
-    def __init__(self, compiler: GrammarCompiler | None, offload: Offload) -> None:
+    def __init__(self, compiler: GrammarCompiler | None, offload: Offload, reason: str = "") -> None:
         self._compiler = compiler
         self._offload = offload
+        self._reason = reason
 
     @classmethod
     async def of(cls, model: ModelDir, offload: Offload) -> GrammarCheck:
@@ -42,7 +44,8 @@ class GrammarCheck:
             )
         except (ConfigError, ModelError) as error:
             log.warning("no structured output", reason=error.message)
-            return cls(None, offload)
+            # Where the model lies on this machine is nobody's business.
+            return cls(None, offload, error.message.replace(f"{model.path}/", ""))
         return cls(compiler, offload)
 
     async def completes(self, grammar: Grammar, answers: Sequence[Sequence[int]]) -> list[bool]:
@@ -51,7 +54,8 @@ class GrammarCheck:
         Raises InvalidRequest for a grammar that is not sound, naming the place.
         """
         if self._compiler is None:
-            raise InvalidRequest("this model cannot be used with a grammar", field="grammar")
+            reason = f": {self._reason}" if self._reason else ""
+            raise InvalidRequest(f"this model cannot be used with a grammar{reason}", field="grammar")
         return await self._offload(partial(_completes, self._compiler, grammar, answers))
 
 

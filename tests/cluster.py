@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,12 +163,11 @@ class Cluster:
         """Waits until nobody holds anything, without any new request to trigger it."""
         await until(lambda: all(not any(held.values()) for held in self.ledgers().values()))
 
-    def expected(self, run: Run) -> list[int]:
-        """The undisturbed answer, from the prompt alone."""
+    def expected(self, run: Run, *, rope_steps: Sequence[int] = ()) -> list[int]:
+        """The undisturbed answer, from the prompt alone. rope_steps: those that its workers should go by."""
         request = run.generation.request
-        steps = run.generation._limits.rope_steps
         return expected_answer(
-            request.prompt_token_ids, request.params.max_tokens, (2, 2, 3, 5), rope_steps=steps
+            request.prompt_token_ids, request.params.max_tokens, (2, 2, 3, 5), rope_steps=rope_steps
         )
 
 

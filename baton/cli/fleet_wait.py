@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
 
@@ -11,9 +11,11 @@ from baton.cli.progress_lines import ProgressLines
 from baton.cli.worker_words import listed
 from baton.cluster.control import ControlClient
 from baton.errors import DeadlineExceeded
+from baton.v1 import pool_service_pb2
 from baton.v1.pool_service_pb2 import PoolWorker
 
 POLL_S = 0.25
+_UNHEALTHY = pool_service_pb2.POOL_WORKER_STATE_UNHEALTHY
 
 # Which of the workers are still to be waited for.
 Open = Callable[[Sequence[PoolWorker]], list[PoolWorker]]
@@ -32,13 +34,17 @@ async def wait_for(
                 waiting = still_open(workers)
                 if not waiting:
                     return workers
-                if (line := f"waiting for {listed(waiting)}") != said:
+                unhealthy = [worker for worker in waiting if worker.state == _UNHEALTHY]
+                if (line := f"waiting for {listed(waiting)}{_reasons(unhealthy)}") != said:
                     said = line
                     progress.show(line)
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
-        reasons = "".join(f"; {worker.name}: {worker.reason}" for worker in waiting if worker.reason)
         raise DeadlineExceeded(
-            f"not done within {timeout_s:g} s: {listed(waiting)}{reasons}. It goes on; "
+            f"not done within {timeout_s:g} s: {listed(waiting)}{_reasons(waiting)}. It goes on; "
             "`baton workers` shows how far it is"
         ) from None
+
+
+def _reasons(workers: Iterable[PoolWorker]) -> str:
+    return "".join(f"; {worker.name}: {worker.reason}" for worker in workers if worker.reason)

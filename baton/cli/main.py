@@ -52,7 +52,10 @@ class _Options:
 app = typer.Typer(
     name="baton",
     help="Serve large language models with prefill and decode on different workers.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing answers, 130 interrupted.",
+    epilog=(
+        "Exit codes: 0 done, 1 failed or the model cannot be used, 2 wrong usage or setting, "
+        "3 nothing answers, 130 interrupted."
+    ),
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -16,7 +16,7 @@ from baton.cluster.role_process import RoleProcess
 from baton.cluster.roles import POOL, WORKER_ROLES
 from baton.cluster.router_views import ClusterStatus, RouterViews, Views
 from baton.cluster.supervisor import Supervisor
-from baton.cluster.worker_states import ROLES, ProcessFacts, WorkerStates
+from baton.cluster.worker_states import ROLES, ProcessFacts, WorkerStates, with_refusals
 from baton.drain import last_of_role
 from baton.errors import InvalidRequest, Unavailable
 from baton.v1 import common_pb2, pool_service_pb2
@@ -76,8 +76,9 @@ class Fleet:
             response.CopyFrom(await self._pool.list_workers())
         views = await self._views.look()
         self._answering = self._pids_of(views)
-        here = self._here(view for view in views.values() if view is not None)
-        workers = sorted([*response.workers, *here], key=_by_role_and_index)
+        seen = [view for view in views.values() if view is not None]
+        workers = [*with_refusals(response.workers, seen), *self._here(seen)]
+        workers.sort(key=_by_role_and_index)
         del response.workers[:]
         response.workers.extend(workers)
         return response

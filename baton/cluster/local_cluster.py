@@ -27,6 +27,7 @@ from baton.cluster.fleet import Fleet
 from baton.cluster.fleet_news import FleetNews
 from baton.cluster.free_ports import LOOPBACK
 from baton.cluster.guard import Guard
+from baton.cluster.log_warnings import LogWarnings
 from baton.cluster.places import Places, Ports, make_logs
 from baton.cluster.pool_link import PoolLink
 from baton.cluster.role_process import RoleProcess, RoleSpec
@@ -77,6 +78,7 @@ class LocalCluster:
         self._views = RouterViews(places.admin_addresses, opener)
         # Now, while no worker runs.
         self._start_news = StartNews(places.logs, asyncio.get_running_loop().time())
+        self._warnings = LogWarnings(places.logs)
         self._supervisor = supervisor
         self._fleet = fleet
         self._pool = pool
@@ -246,14 +248,14 @@ class LocalCluster:
             task.result()
 
     async def tell(self, report: Report) -> None:
-        """Reports what happens to the workers, and who else comes back, until cancelled."""
+        """Reports what happens to the workers, what their logs warn of, and who comes back, until cancelled."""
         news = FleetNews()
         while True:
             try:
                 lines = news.lines(await self._fleet.list_workers(), self._fleet.answering)
             except BatonError as error:
                 lines = news.unknown(error.message)
-            for line in lines:
+            for line in (*self._warnings.lines(), *lines):
                 report(line)
             await asyncio.sleep(_NEWS_S)
 

@@ -6,7 +6,6 @@ Owns the process group of the child. It decides nothing: the supervisor does.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.cluster.guard import Guard
+from baton.cluster.log_entries import read_entry
 from baton.errors import Unavailable
 from baton.tether import tethered
 
@@ -165,11 +165,8 @@ def _tail(path: Path) -> list[str]:
 
 
 def _readable(line: str) -> str:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return line
-    if not isinstance(entry, dict) or "event" not in entry:
+    entry = read_entry(line)
+    if not entry:
         return line
     reason = f": {entry['reason']}" if "reason" in entry else ""
     trace = f"\n{entry['exception']}" if "exception" in entry else ""

@@ -6,9 +6,10 @@ on other machines keep their logs there; nothing is said of their loading.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
+
+from baton.cluster.log_entries import read_entry
 
 # How often the weights are told of, in seconds; the first time is as long after the start.
 INTERVAL_S = 3.0
@@ -68,14 +69,5 @@ def _last_entry(path: Path, start: int) -> dict[str, object]:
     except OSError:
         # Not made yet, or not on this machine.
         return {}
-    entries = (_entry(line) for line in reversed(lines))
-    return next((entry for entry in entries if "event" in entry), {})
-
-
-def _entry(line: bytes) -> dict[str, object]:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        # A library's line, or one that is being written.
-        return {}
-    return entry if isinstance(entry, dict) else {}
+    entries = (read_entry(line) for line in reversed(lines))
+    return next((entry for entry in entries if entry), {})

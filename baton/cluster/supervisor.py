@@ -14,6 +14,7 @@ from baton.cluster.life import Life
 from baton.cluster.restart_policy import MAX_QUICK_DEATHS, RestartPolicy, pause_after_leaving_s
 from baton.cluster.role_process import RoleProcess, describe_end
 from baton.errors import Unavailable
+from baton.exit_status import error_of
 
 Report = Callable[[str], None]
 
@@ -65,7 +66,8 @@ class Supervisor:
     async def run(self) -> None:
         """Starts everything and keeps it running until cancelled.
 
-        Raises Unavailable, with the last lines of the log, when a role cannot be kept.
+        Raises Unavailable, with the last lines of the log, when a role cannot be kept; ConfigError or
+        ModelError if that is why it does not come up.
         """
         self._broken = asyncio.get_running_loop().create_future()
         try:
@@ -144,7 +146,7 @@ class Supervisor:
             life.state, life.reason = "restarting", describe_end(status)
             end = f"{process.name} {life.reason}"
             if not self.is_settled:
-                raise Unavailable(
+                raise error_of(status)(
                     f"{end} while the cluster was starting. Its log ends with\n{process.last_lines()}"
                 )
             # Status 0 is a drain that somebody asked for, and no death.

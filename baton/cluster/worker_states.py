@@ -6,7 +6,7 @@ that a router lost may still live; only both together say whether it serves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.cluster.life import Life
@@ -14,6 +14,8 @@ from baton.cluster.router_views import ClusterStatus
 from baton.v1 import admin_service_pb2, common_pb2, pool_service_pb2
 from baton.v1.pool_service_pb2 import PoolWorker, PoolWorkerState
 
+_SERVING = pool_service_pb2.POOL_WORKER_STATE_SERVING
+_UNHEALTHY = pool_service_pb2.POOL_WORKER_STATE_UNHEALTHY
 ROLES = {"prefill": common_pb2.ROLE_PREFILL, "decode": common_pb2.ROLE_DECODE}
 
 
@@ -59,7 +61,7 @@ class WorkerStates:
         before = self._seen.get(process.name)
         has_served = before is not None and before.served_pid == process.pid != 0
         state, reason = _state_of(process, at_routers, has_served=has_served)
-        served_pid = process.pid if state == pool_service_pb2.POOL_WORKER_STATE_SERVING or has_served else 0
+        served_pid = process.pid if state == _SERVING or has_served else 0
         if before is None or (before.state, before.pid) != (state, process.pid):
             before = _Seen(state, process.pid, now_s)
         before.served_pid = served_pid
@@ -81,8 +83,30 @@ class WorkerStates:
 def _at_routers(
     process: ProcessFacts, found: list[admin_service_pb2.WorkerStatus]
 ) -> list[admin_service_pb2.WorkerStatus]:
-    """What the routers say about this very process, and not about an earlier one of its name."""
-    return [worker for worker in found if worker.name == process.name and worker.pid == process.pid != 0]
+    """What the routers say about this very process, and not about an earlier one of its name.
+
+    A process that was refused has not told its id: it counts where no router knows more.
+    """
+    named = [worker for worker in found if worker.name == process.name]
+    known = [worker for worker in named if worker.pid == process.pid != 0]
+    return known or [worker for worker in named if _is_refused(worker) and process.pid]
+
+
+def with_refusals(workers: Iterable[PoolWorker], views: Sequence[ClusterStatus]) -> Iterator[PoolWorker]:
+    """The workers of a pool, which knows that they serve, but not that the routers do not want them."""
+    for worker in workers:
+        named = [each for view in views for each in view.workers if each.name == worker.name]
+        if worker.state == _SERVING and named and all(_is_refused(each) for each in named):
+            refused = PoolWorker()
+            refused.CopyFrom(worker)
+            refused.state, refused.reason = _UNHEALTHY, named[0].reason
+            yield refused
+        else:
+            yield worker
+
+
+def _is_refused(worker: admin_service_pb2.WorkerStatus) -> bool:
+    return worker.state == "refused"
 
 
 def _state_of(
@@ -105,13 +129,13 @@ def _running_state(
 ) -> tuple[PoolWorkerState.ValueType, str]:
     states = {worker.state for worker in at_routers}
     if any(_serves(worker) for worker in at_routers):
-        return pool_service_pb2.POOL_WORKER_STATE_SERVING, ""
+        return _SERVING, ""
     if "draining" in states:
         return pool_service_pb2.POOL_WORKER_STATE_DRAINING, "it leaves by itself, and is started again"
     lonely = "it has no decode worker to send KV to" if "ready" in states else "no router has met it yet"
     reason = next((worker.reason for worker in at_routers if worker.reason), lonely)
     if has_served or "refused" in states:
-        return pool_service_pb2.POOL_WORKER_STATE_UNHEALTHY, reason
+        return _UNHEALTHY, reason
     return pool_service_pb2.POOL_WORKER_STATE_STARTING, reason
 
 

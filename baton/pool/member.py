@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.cluster.restart_policy import RestartPolicy, pause_after_leaving_s
+from baton.errors import BatonError, Unavailable
 from baton.logs import get_logger
 from baton.pool.life import Life
 from baton.pool.placer import Placer
@@ -54,6 +55,8 @@ class Member:
         self.spec = spec
         self.state = State.PLACING
         self.reason = ""
+        # Of its last death: what to raise where no worker can serve.
+        self.error: type[BatonError] = Unavailable
         self.since_s = asyncio.get_running_loop().time()
         self.num_restarts = 0
         # Whether it is started again after a death. While a pool starts its new workers are not, because
@@ -129,6 +132,7 @@ class Member:
         try:
             await self.life.run()
         except WorkerLost as end:
+            self.error = end.error
             return end.reason
         return ""
 

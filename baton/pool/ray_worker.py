@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 
+from baton.errors import ConfigError, ModelError
 from baton.health import WorkerHealth, WorkerLoad
 from baton.pool.health_watch import ANSWER_WITHIN_S
 from baton.pool.runtime import Place, WorkerAnswer, WorkerFacts, WorkerLost
@@ -98,14 +99,14 @@ class RayWorker:
             try:
                 return await getattr(self.actor, method).remote()
             except ActorDiedError as error:
-                raise WorkerLost(_last_words(error)) from None
+                raise _lost(error) from None
             except RayActorError:
                 # Without its control service Ray never knows.
                 if self._is_here() and self._facts is not None and not _is_worker(self._facts.pid):
                     raise WorkerLost("its process is gone") from None
                 await asyncio.sleep(_UNSURE_PAUSE_S)
             except RayError as error:
-                raise WorkerLost(_last_words(error)) from None
+                raise _lost(error) from None
 
 
 def _read_answer(said: Mapping[str, Any]) -> WorkerAnswer:
@@ -129,6 +130,16 @@ def _is_worker(pid: int) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::")
     return False
+
+
+def _lost(error: RayError) -> WorkerLost:
+    """What a constructor raised comes as the text of a traceback; its last line names the class."""
+    words = _last_words(error)
+    for kind in (ModelError, ConfigError):
+        name = f"{kind.__module__}.{kind.__qualname__}: "
+        if words.startswith(name):
+            return WorkerLost(words.removeprefix(name), kind)
+    return WorkerLost(words)
 
 
 def _last_words(error: RayError) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from baton.errors import BatonError, Unavailable
 from baton.health import WorkerHealth, WorkerLoad
 from baton.pool.actor import WorkerActor
 from baton.pool.placing import Ask, Node, Target
@@ -15,11 +16,13 @@ class WorkerLost(Exception):
     """A worker's process is gone, or never came to serve.
 
     reason: its last words, for people.
+    error: what to raise where that is why no worker serves.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, error: type[BatonError] = Unavailable) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

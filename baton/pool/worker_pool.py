@@ -71,7 +71,8 @@ class WorkerPool:
         """Takes over what an earlier pool left, places the rest, and returns when that has started.
 
         Raises Unavailable if there is no room for it within placement_timeout_s, or a new worker cannot
-        serve. Those that were taken over, or that scale() has added meanwhile, are kept as after the start.
+        serve; ModelError or ConfigError if that is why. Those that were taken over, or that scale() has added
+        meanwhile, are kept as after the start.
         """
         for found in await self._runtime.find(self.role):
             self._adopt(found)
@@ -244,7 +245,7 @@ class WorkerPool:
     def _raise_if_failed(self, members: Sequence[Member]) -> None:
         for member in members:
             if member.state is State.FAILED:
-                raise Unavailable(f"{member.name} cannot serve: {member.reason}")
+                raise member.error(f"{member.name} cannot serve: {member.reason}")
 
     def _no_room(self, waiting: Sequence[Member]) -> Unavailable:
         names = ", ".join(member.name for member in waiting)

@@ -210,7 +210,7 @@ class WorkerStatus(_message.Message):
     state: _builtins.str
     """"connecting", "ready", "draining", "lost" or "refused"."""
     reason: _builtins.str
-    """Why it is lost or refused; empty otherwise."""
+    """Why it is lost or refused, or what an operator must know of it though it serves; empty otherwise."""
     num_free_blocks: _builtins.int
     """Blocks that can be reserved now."""
     num_blocks: _builtins.int

@@ -148,6 +148,7 @@ class Fingerprint(_message.Message):
     SAMPLER_VERSION_FIELD_NUMBER: _builtins.int
     KEY_VERSION_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
+    MLP_FIELD_NUMBER: _builtins.int
     weights_id: _builtins.str
     """Digest of the weight files, stored when the model was pulled."""
     tokenizer_id: _builtins.str
@@ -163,13 +164,21 @@ class Fingerprint(_message.Message):
     vocab_size: _builtins.int
     """Vocabulary size in tokens."""
     rope: _builtins.str
-    """Canonical JSON of the rotary embedding parameters."""
+    """Canonical JSON of the rotary embeddings, every default resolved, and of the
+    lengths at which their scale changes.
+    """
     sampler_version: _builtins.int
     """Version of the sampling rules (filters, Philox keys, tie rule)."""
     key_version: _builtins.int
     """Version of the prefix key scheme."""
     attention: _builtins.str
-    """Canonical JSON of what decides who sees whom in attention: architecture, length and windows."""
+    """Canonical JSON of what decides who sees whom in attention: the architecture, the
+    longest sequence, the scale, and the window and rotary embedding of each layer.
+    """
+    mlp: _builtins.str
+    """Canonical JSON of what a layer computes behind its attention, as far as weights
+    do not say it: norms' epsilon, activation, and which experts compute a token.
+    """
     def __init__(
         self,
         *,
@@ -184,10 +193,11 @@ class Fingerprint(_message.Message):
         sampler_version: _builtins.int = ...,
         key_version: _builtins.int = ...,
         attention: _builtins.str = ...,
+        mlp: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head_dim", b"head_dim", "key_version", b"key_version", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "rope", b"rope", "sampler_version", b"sampler_version", "tokenizer_id", b"tokenizer_id", "vocab_size", b"vocab_size", "weights_id", b"weights_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head_dim", b"head_dim", "key_version", b"key_version", "mlp", b"mlp", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "rope", b"rope", "sampler_version", b"sampler_version", "tokenizer_id", b"tokenizer_id", "vocab_size", b"vocab_size", "weights_id", b"weights_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

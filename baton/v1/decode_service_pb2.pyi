@@ -466,6 +466,7 @@ class DecodeWorkerHeartbeat(_message.Message):
     NUM_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_BACKLOG_TOKENS_FIELD_NUMBER: _builtins.int
     IS_DRAINING_FIELD_NUMBER: _builtins.int
+    NUM_SATURATED_VALUES_FIELD_NUMBER: _builtins.int
     num_free_blocks: _builtins.int
     """Blocks that can be reserved now."""
     num_running: _builtins.int
@@ -480,6 +481,8 @@ class DecodeWorkerHeartbeat(_message.Message):
     """Prompt tokens that this worker is to compute itself and has not yet, of all routers."""
     is_draining: _builtins.bool
     """It ends what it has and takes nothing new; the router leaves once it has nothing there."""
+    num_saturated_values: _builtins.int
+    """Values of KV that its float16 cache could not hold and has saturated, since it started."""
     def __init__(
         self,
         *,
@@ -490,10 +493,11 @@ class DecodeWorkerHeartbeat(_message.Message):
         num_context_tokens: _builtins.int = ...,
         num_backlog_tokens: _builtins.int = ...,
         is_draining: _builtins.bool = ...,
+        num_saturated_values: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_draining", b"is_draining", "is_wedged", b"is_wedged", "num_backlog_tokens", b"num_backlog_tokens", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_leases", b"num_leases", "num_running", b"num_running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_draining", b"is_draining", "is_wedged", b"is_wedged", "num_backlog_tokens", b"num_backlog_tokens", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_leases", b"num_leases", "num_running", b"num_running", "num_saturated_values", b"num_saturated_values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

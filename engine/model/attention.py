@@ -210,37 +210,47 @@ def attend(
     *,
     window: int = 0,
     scale: float,
+    wide_scores: bool = False,
 ) -> torch.Tensor:
     """Attention of every new token to what it sees of its sequence: [T, H, h].
 
     The new KV must be stored already.
     window: one of those that the plan was built for.  scale: what scores are multiplied with.
+    wide_scores: they are fp32 whatever the type of q, as they always are inside a fused operator.
+        It costs a copy of the keys, of some heads of a prompt chunk or of a decode group at a time.
     """
     of_window = plan.by_window[window]
     out_THh = torch.empty_like(q_THh, memory_format=torch.contiguous_format)
     for chunk in of_window.chunks:
         q_HTh = q_THh[chunk.start : chunk.end].transpose(0, 1)
-        attended = _attend_chunk(q_HTh, kv_T2Kh, cache_N2Kbh, chunk, scale)
+        attended = _attend_chunk(q_HTh, kv_T2Kh, cache_N2Kbh, chunk, scale=scale, wide_scores=wide_scores)
         out_THh[chunk.start : chunk.end] = attended.transpose(0, 1)
     for group in of_window.groups:
         if group.rows is None:
-            return _attend_group(q_THh, cache_N2Kbh, group, scale)
-        out_THh[group.rows] = _attend_group(q_THh[group.rows], cache_N2Kbh, group, scale)
+            return _attend_group(q_THh, cache_N2Kbh, group, scale, wide_scores)
+        out_THh[group.rows] = _attend_group(q_THh[group.rows], cache_N2Kbh, group, scale, wide_scores)
     return out_THh
 
 
 def _attend_chunk(
-    q_HTh: torch.Tensor, kv_T2Kh: torch.Tensor, cache_N2Kbh: torch.Tensor, chunk: PromptChunk, scale: float
+    q_HTh: torch.Tensor,
+    kv_T2Kh: torch.Tensor,
+    cache_N2Kbh: torch.Tensor,
+    chunk: PromptChunk,
+    *,
+    scale: float,
+    wide_scores: bool,
 ) -> torch.Tensor:
     if chunk.block_ids is None:
         kv_2KCh = kv_T2Kh[chunk.start : chunk.end].permute(1, 2, 0, 3)
     else:
-        kv_2KCh = _gather(cache_N2Kbh, chunk.block_ids)[:, :, : chunk.context].to(q_HTh.dtype)
+        kv_2KCh = narrowed(_gather(cache_N2Kbh, chunk.block_ids)[:, :, : chunk.context], q_HTh.dtype)
     if chunk.is_fused:
         return fused_attention(q_HTh, kv_2KCh, chunk.mask, scale=scale)
     q_KGTh = q_HTh.view(kv_2KCh.shape[1], -1, *q_HTh.shape[1:])
-    attended = blocked_attention(q_KGTh, kv_2KCh[0], kv_2KCh[1], window=chunk.window, scale=scale)
-    return attended.flatten(0, 1)
+    return blocked_attention(
+        q_KGTh, kv_2KCh[0], kv_2KCh[1], window=chunk.window, scale=scale, wide_scores=wide_scores
+    ).flatten(0, 1)
 
 
 def fuses_chunks(device: torch.device) -> bool:
@@ -273,24 +283,25 @@ def causal_mask(num_new: int, context: int, window: int, device: torch.device) -
 
 
 def _attend_group(
-    q_BHh: torch.Tensor, cache_N2Kbh: torch.Tensor, group: DecodeGroup, scale: float
+    q_BHh: torch.Tensor, cache_N2Kbh: torch.Tensor, group: DecodeGroup, scale: float, wide_scores: bool
 ) -> torch.Tensor:
     # Fused attention is slow with one query per sequence; the G queries that share a kv head
     # make one small product per sequence and kv head instead.
     num_sequences, num_heads, head_dim = q_BHh.shape
     num_kv_heads = cache_N2Kbh.shape[2]
-    kv_2KPh = _gather(cache_N2Kbh, group.block_ids).to(q_BHh.dtype)
+    kv_2KPh = narrowed(_gather(cache_N2Kbh, group.block_ids), q_BHh.dtype)
     kv_2KPh[1].index_fill_(1, group.stale, 0)
     k_BCh, v_BCh = kv_2KPh.view(2, num_kv_heads * num_sequences, -1, head_dim)
     q_BGh = q_BHh.reshape(num_sequences, num_kv_heads, -1, head_dim)
     q_BGh = q_BGh.transpose(0, 1).reshape(len(k_BCh), -1, head_dim)
+    if wide_scores:
+        q_BGh, k_BCh = q_BGh.float(), k_BCh.float()
     scores_BGC = scaled_product(q_BGh, k_BCh.transpose(1, 2), scale)
     by_sequence = scores_BGC.view(num_kv_heads, num_sequences, -1, scores_BGC.shape[-1])
     by_sequence.masked_fill_(group.masked[None, :, None], -torch.inf)
     # Exponentials and their sum are fp32 inside the operator.
-    out_KBGh = torch.bmm(torch.softmax(scores_BGC, dim=-1), v_BCh).view(
-        num_kv_heads, num_sequences, -1, head_dim
-    )
+    weights_BGC = torch.softmax(scores_BGC, dim=-1).to(v_BCh.dtype)
+    out_KBGh = torch.bmm(weights_BGC, v_BCh).view(num_kv_heads, num_sequences, -1, head_dim)
     return out_KBGh.transpose(0, 1).reshape(num_sequences, num_heads, head_dim)
 
 

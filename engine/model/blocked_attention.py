@@ -4,7 +4,8 @@
 
 torch's fused CPU attention reaches a sixth to a third of the rate of matrix products;
 block by block of queries, against only the keys such a block may see, the same work runs
-at nearly full rate. The products' sums and the softmax are fp32 inside the operators.
+at nearly full rate. The products' sums and the softmax are fp32 inside the operators; the scores
+between them have the type of the queries, or are fp32 too.
 
 Shape suffixes: K kv heads, G query heads per kv head, n new tokens, C context, h head_dim;
 q rows of one block, S keys that some of its rows see.
@@ -21,25 +22,35 @@ _MAX_SCORES = 1 << 22
 
 
 def blocked_attention(
-    q_KGnh: torch.Tensor, k_KCh: torch.Tensor, v_KCh: torch.Tensor, *, window: int = 0, scale: float
+    q_KGnh: torch.Tensor,
+    k_KCh: torch.Tensor,
+    v_KCh: torch.Tensor,
+    *,
+    window: int = 0,
+    scale: float,
+    wide_scores: bool = False,
 ) -> torch.Tensor:
     """Attention of the last n of C positions; returns [K, G, n, h]. All strides are allowed.
 
     window: how many keys a query sees, its own among them; 0: all up to its own.
+    wide_scores: they are fp32, whatever the type of q.
     """
     num_kv_heads, group, num_new, _ = q_KGnh.shape
     before = k_KCh.shape[1] - num_new
     heads, rows = size_of_block(num_kv_heads, group, k_KCh.shape[1], window)
-    k_KCh, v_KCh = _without_gaps(k_KCh), _without_gaps(v_KCh)
-    mask = _CornerMask(min(rows, num_new), window, q_KGnh)
+    score_dtype = torch.float32 if wide_scores else q_KGnh.dtype
+    v_KCh = _without_gaps(v_KCh)
+    mask = _CornerMask(min(rows, num_new), window, score_dtype, q_KGnh.device)
     out_KGnh = torch.empty(q_KGnh.shape, dtype=q_KGnh.dtype, device=q_KGnh.device)
     for head in range(0, num_kv_heads, heads):
         part = slice(head, head + heads)
+        # Once for all blocks of these heads, and never for all heads where the context is long.
+        k_part_KCh = _without_gaps(k_KCh[part].to(score_dtype))
         for start in range(0, num_new, rows):
             end = min(start + rows, num_new)
             keys = slice(mask.first_key(before + start), before + end)
             out_KGnh[part, :, start:end] = _attend_block(
-                q_KGnh[part, :, start:end], k_KCh[part, keys], v_KCh[part, keys], mask, scale
+                q_KGnh[part, :, start:end], k_part_KCh[:, keys], v_KCh[part, keys], mask, scale
             )
     return out_KGnh
 
@@ -59,10 +70,10 @@ def _attend_block(
     q_KGqh: torch.Tensor, k_KSh: torch.Tensor, v_KSh: torch.Tensor, mask: _CornerMask, scale: float
 ) -> torch.Tensor:
     num_kv_heads, group, rows, head_dim = q_KGqh.shape
-    q_Kqh = q_KGqh.reshape(num_kv_heads, -1, head_dim)
+    q_Kqh = q_KGqh.reshape(num_kv_heads, -1, head_dim).to(k_KSh.dtype)
     scores_KqS = scaled_product(q_Kqh, k_KSh.transpose(1, 2), scale)
     mask.hide(scores_KqS.view(num_kv_heads, group, rows, -1))
-    return torch.bmm(torch.softmax(scores_KqS, dim=-1), v_KSh).view(q_KGqh.shape)
+    return torch.bmm(torch.softmax(scores_KqS, dim=-1).to(v_KSh.dtype), v_KSh).view(q_KGqh.shape)
 
 
 class _CornerMask:
@@ -72,8 +83,8 @@ class _CornerMask:
     the first ones.
     """
 
-    def __init__(self, rows: int, window: int, like: torch.Tensor) -> None:
-        hidden = torch.full((rows, rows), -torch.inf, dtype=like.dtype, device=like.device)
+    def __init__(self, rows: int, window: int, dtype: torch.dtype, device: torch.device) -> None:
+        hidden = torch.full((rows, rows), -torch.inf, dtype=dtype, device=device)
         self._window = window
         self._later = hidden.triu(diagonal=1)
         self._earlier = hidden.tril(diagonal=-1) if window else None

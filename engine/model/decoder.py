@@ -23,9 +23,9 @@ from engine.model.layers import rms_norm
 from engine.model.rope import Rope
 
 if TYPE_CHECKING:
+    from baton.model_config import ModelConfig
     from engine.batch import ForwardBatch
     from engine.kv_cache import KVCache
-    from baton.model_config import ModelConfig
     from engine.model.layer import LayerCode, LayerWeights
 
 
@@ -72,6 +72,9 @@ class Decoder:
         self._ropes = [Rope(rope, config.head_dim, config.rope_steps, self.device) for rope in config.ropes]
         # In the weights' dtype, as the models were trained.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
+        # A bias on the keys may lift all scores of a query alike, by thousands, where half-precision steps
+        # are larger than what tells keys apart. Softmax would take it away, but too late.
+        self._wide_scores = config.attention_bias and self.dtype != torch.float32
 
     @property
     def device(self) -> torch.device:
@@ -168,5 +171,6 @@ class Decoder:
             inputs.plan,
             window=layer.window,
             scale=config.attention_scale,
+            wide_scores=self._wide_scores,
         )
         return attended_THh.flatten(1)

@@ -11,34 +11,58 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from baton.architectures import ARCHITECTURES
+from baton.logs import get_logger
 from engine.model.decoder import Decoder
 from engine.model.layer import LayerWeights, Mlp, Projection
 from engine.model.moe import Experts
-from baton.architectures import ARCHITECTURES
 from engine.model.weights import EMBEDDING, HEAD
 
 if TYPE_CHECKING:
-    from baton.model_config import ModelConfig
     from baton.architectures import ExpertNames
+    from baton.model_config import ModelConfig
     from engine.model.weights import Checkpoint
+
+log = get_logger(__name__)
 
 
 def load_decoder(config: ModelConfig, checkpoint: Checkpoint) -> Decoder:
     """Builds the decoder; raises ModelError unless checkpoint and config agree exactly."""
-    embedding = checkpoint.take(EMBEDDING, (config.vocab_size, config.hidden_size))
+    embedding, head = _embedding_and_head(config, checkpoint)
     checkpoint.release()
     layers = [_Layer(config, checkpoint, index).read() for index in range(config.num_layers)]
     norm = _norm(config, checkpoint, "model.norm.weight", config.hidden_size)
-    # Older checkpoints store the rope frequencies, some tied ones the head a second time.
+    # Older checkpoints store the rope frequencies.
     checkpoint.ignore(".rotary_emb.inv_freq")
-    if config.tie_word_embeddings:
-        checkpoint.ignore(HEAD)
-        head = embedding
-    else:
-        head = checkpoint.take(HEAD, (config.vocab_size, config.hidden_size))
     checkpoint.release()
     checkpoint.check_all_read()
     return Decoder(config, embedding=embedding, layers=layers, norm=norm, head=head)
+
+
+def _embedding_and_head(config: ModelConfig, checkpoint: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:
+    """One tensor where the two are tied, whichever of them is stored.
+
+    Both stored with different values are two tensors, whatever config.json says: transformers' tie_weights
+    does so.
+    """
+    shape = (config.vocab_size, config.hidden_size)
+    if not config.tie_word_embeddings:
+        return checkpoint.take(EMBEDDING, shape), checkpoint.take(HEAD, shape)
+    if not checkpoint.has(EMBEDDING) and checkpoint.has(HEAD):
+        head = checkpoint.take(HEAD, shape)
+        return head, head
+    embedding = checkpoint.take(EMBEDDING, shape)
+    if not checkpoint.has(HEAD):
+        return embedding, embedding
+    if checkpoint.holds(embedding, HEAD):
+        checkpoint.ignore(HEAD)
+        return embedding, embedding
+    log.warning(
+        "config.json ties the head to the embedding, but the checkpoint has a head of its own, "
+        "which is used; set tie_word_embeddings to false",
+        tensor=HEAD,
+    )
+    return embedding, checkpoint.take(HEAD, shape)
 
 
 def _norm(config: ModelConfig, checkpoint: Checkpoint, name: str, size: int) -> torch.Tensor:

@@ -39,14 +39,10 @@ class Experts:
         chosen_P = chosen_TC.flatten()
         by_expert_P = chosen_P.argsort(stable=True)
         counts = torch.bincount(chosen_P, minlength=self.config.num_experts).tolist()
-        weights_P = weights_TC.flatten()
-        out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
-        for expert, pairs in enumerate(torch.split(by_expert_P, counts)):
-            if len(pairs):
-                rows = pairs // num_chosen
-                computed = self._mlp(expert, x_TD[rows]).float()
-                out_TD.index_add_(0, rows, computed * weights_P[pairs, None])
-        return out_TD
+        computed_PD = self._by_expert(x_TD[by_expert_P // num_chosen], counts)
+        out_PD = torch.empty(computed_PD.shape, dtype=torch.float32, device=x_TD.device)
+        out_PD[by_expert_P] = computed_PD.float()
+        return out_PD.view(*chosen_TC.shape, x_TD.shape[1]).mul_(weights_TC[..., None]).sum(dim=1)
 
     def choose(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights, fp32, and numbers of each token's experts: two [T, C] tensors."""
@@ -55,6 +51,15 @@ class Experts:
         if self.config.normalizes:
             weights_TC = weights_TC / weights_TC.sum(dim=-1, keepdim=True)
         return weights_TC, chosen_TC
+
+    def _by_expert(self, x_PD: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """The pairs' MLPs: the first counts[0] rows are expert 0's, and so on."""
+        out_PD = torch.empty_like(x_PD)
+        rows, outs = torch.split(x_PD, counts), torch.split(out_PD, counts)
+        for expert, count in enumerate(counts):
+            if count:
+                outs[expert].copy_(self._mlp(expert, rows[expert]))
+        return out_PD
 
     def _mlp(self, expert: int, x_PD: torch.Tensor) -> torch.Tensor:
         gate_up = functional.linear(x_PD, self.gate_up[expert])

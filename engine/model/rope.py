@@ -25,21 +25,18 @@ import math
 
 import torch
 
-from baton.errors import ModelError
 from baton.rope_config import RopeConfig
 
 
 class Rope:
     """Cosines and sines of one rotary embedding on one device.
 
-    rope_steps: the model's scale steps (baton/context_length.py); () if it has one scale.
-    Raises ModelError if longrope's factors are not as many as head_dim has frequencies.
+    rope_steps: the model's scale steps (baton/rope_config.py); () if it has one scale.
     """
 
     def __init__(
         self, config: RopeConfig, head_dim: int, rope_steps: tuple[int, ...], device: torch.device
     ) -> None:
-        _check_factors(config, head_dim)
         scaled_by_length = config.rope_type in ("dynamic", "longrope")
         lengths = (rope_steps if scaled_by_length else ()) or (config.original_length,)
         frequencies = [_frequencies(config, head_dim, length) for length in lengths]
@@ -60,17 +57,6 @@ class Rope:
         angles = positions_T[:, None].float() * frequencies
         cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
         return torch.cat((cos, cos), dim=1)[:, None], torch.cat((-sin, sin), dim=1)[:, None]
-
-
-def _check_factors(config: RopeConfig, head_dim: int) -> None:
-    if config.rope_type != "longrope":
-        return
-    for key, factors in (("short_factor", config.short_factors), ("long_factor", config.long_factors)):
-        if len(factors) != head_dim // 2:
-            raise ModelError(
-                f"config.json: rope parameter {key} has {len(factors)} numbers; "
-                f"a head of {head_dim} elements needs {head_dim // 2}"
-            )
 
 
 def _frequencies(config: RopeConfig, head_dim: int, length: int) -> torch.Tensor:

@@ -24,6 +24,9 @@ HEAD = "lm_head.weight"
 # What a weight may be stored as: safetensors' names. Anything else is a quantized checkpoint's.
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
+# Of a tensor that is compared and not kept: some megabytes at a time.
+_COMPARED_ROWS = 1024
+
 # Called with the bytes read so far and those that there are to read.
 Report = Callable[[int, int], None]
 
@@ -47,7 +50,7 @@ class Checkpoint:
     """The tensors of one or more safetensors files.
 
     device: where tensors are put.
-    dtype: what tensors are converted to; None keeps the embedding's dtype for all.
+    dtype: what tensors are converted to; None keeps the embedding's dtype for all (the head's without one).
     report: called after each tensor.
     Raises ModelError for a file that cannot be read and for a tensor that two files have.
     """
@@ -70,7 +73,8 @@ class Checkpoint:
         self._report = report
         self._bytes_read = 0
         self.total_bytes = sum(stored.num_bytes for stored in self._stored.values())
-        self.dtype = dtype or _DTYPES[self._find(EMBEDDING).dtype]
+        first = HEAD if self.has(HEAD) and not self.has(EMBEDDING) else EMBEDDING
+        self.dtype = dtype or _DTYPES[self._find(first).dtype]
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
@@ -81,22 +85,28 @@ class Checkpoint:
 
         Raises ModelError if it is missing, has another shape, or cannot be had in that dtype.
         """
+        # Before memory is asked for: a wrong size in config.json may ask for any amount.
+        self._find_shaped(name, shape)
         out = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         self.take_into(out, name)
         return out
 
     def take_into(self, out: torch.Tensor, name: str) -> None:
         """The same into an allocated tensor, or a part of one, in its shape and dtype."""
-        stored = self._find(name)
-        if stored.shape != tuple(out.shape):
-            raise ModelError(
-                f"{stored.path}: tensor {name} has shape {stored.shape}, config.json asks for "
-                f"{tuple(out.shape)}; the two belong to different models, pull the model again"
-            )
+        stored = self._find_shaped(name, tuple(out.shape))
         out.copy_(self._reader(stored.path).get_tensor(name))
         if out.dtype is torch.float16 and stored.dtype != "F16":
             _check_range(out, name, stored)
         self._mark_read({name})
+
+    def holds(self, tensor: torch.Tensor, name: str) -> bool:
+        """Whether the stored tensor, once converted, has these values; it is compared in parts."""
+        stored = self._find_shaped(name, tuple(tensor.shape))
+        parts = torch.split(self._reader(stored.path).get_tensor(name), _COMPARED_ROWS)
+        return all(
+            torch.equal(part.to(tensor), taken)
+            for part, taken in zip(parts, torch.split(tensor, _COMPARED_ROWS), strict=True)
+        )
 
     def ignore(self, *suffixes: str) -> None:
         """Tensors whose names end like this carry nothing that the decoder needs."""
@@ -139,6 +149,15 @@ class Checkpoint:
             raise ModelError(
                 f"{stored.path}: tensor {name} is stored as {stored.dtype}; quantized checkpoints are not "
                 "supported, pull one in bfloat16, float16 or float32"
+            )
+        return stored
+
+    def _find_shaped(self, name: str, shape: tuple[int, ...]) -> _Stored:
+        stored = self._find(name)
+        if stored.shape != shape:
+            raise ModelError(
+                f"{stored.path}: tensor {name} has shape {stored.shape}, config.json asks for {shape}; "
+                "the two belong to different models: pull the model again, or correct config.json"
             )
         return stored
 

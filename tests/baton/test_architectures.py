@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -17,9 +18,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from baton.architectures import ARCHITECTURES
 from baton.errors import ModelError
 from baton.model_config import ModelConfig
-from baton.architectures import ARCHITECTURES
 from tests.engine.families import CLASSES
 
 Json = dict[str, Any]
@@ -52,6 +53,64 @@ def test_other_architectures_are_refused_by_name(config: PreTrainedConfig, archi
     assert all(name in str(raised.value) for name in ARCHITECTURES)
 
 
+# Of every model, in numbers that no class has by default.
+SIZES = {
+    "hidden_size": 2048,
+    "intermediate_size": 640,
+    "num_hidden_layers": 31,
+    "num_attention_heads": 32,
+    "vocab_size": 300,
+    "bos_token_id": 3,
+    "eos_token_id": [4, 2],
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_what_config_json_leaves_out_is_what_transformers_takes(kind: str) -> None:
+    config, model = CLASSES[kind]
+    silent = SIZES | {"architectures": [model.__name__]}
+
+    assert ModelConfig.from_hf(silent) == ModelConfig.from_hf(written(config(**SIZES), model.__name__))
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("llama", "num_key_value_heads"),
+        ("llama", "head_dim"),
+        ("llama", "rope_scaling"),
+        ("mistral", "head_dim"),
+        ("mistral", "sliding_window"),
+        ("ministral", "sliding_window"),
+        ("mixtral", "sliding_window"),
+        ("qwen2", "num_key_value_heads"),
+        ("qwen2", "layer_types"),
+        ("qwen3_moe", "mlp_only_layers"),
+        ("gemma3", "attn_logit_softcapping"),
+    ],
+)
+def test_a_null_means_what_transformers_takes_it_for(kind: str, key: str) -> None:
+    config, model = CLASSES[kind]
+    with_null = SIZES | {"architectures": [model.__name__], key: None}
+    theirs = written(config(**SIZES, **{key: None}), model.__name__)
+
+    assert ModelConfig.from_hf(with_null) == ModelConfig.from_hf(theirs)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_null_of_anything_else_says_nothing(kind: str) -> None:
+    silent = SIZES | {"architectures": [CLASSES[kind][1].__name__]}
+    keys = (
+        "max_position_embeddings rms_norm_eps hidden_act hidden_activation tie_word_embeddings "
+        "attention_bias mlp_bias use_sliding_window max_window_layers layer_types sliding_window_pattern "
+        "query_pre_attn_scalar rope_theta rope_scaling rope_parameters rope_local_base_freq "
+        "num_local_experts num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob "
+        "mlp_only_layers decoder_sparse_step quantization_config"
+    )
+
+    assert ModelConfig.from_hf(silent | dict.fromkeys(keys.split())) == ModelConfig.from_hf(silent)
+
+
 LLAMA = written(LlamaConfig(), "LlamaForCausalLM")
 GEMMA = written(Gemma3TextConfig(), "Gemma3ForCausalLM")
 QWEN2 = written(Qwen2Config(use_sliding_window=True), "Qwen2ForCausalLM")
@@ -69,8 +128,10 @@ QWEN3_MOE = written(Qwen3MoeConfig(), "Qwen3MoeForCausalLM")
         (GEMMA, {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
         (GEMMA, {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'"),
         (GEMMA, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        (GEMMA, {"query_pre_attn_scalar": math.nan}, "query_pre_attn_scalar is nan"),
         (GEMMA, {"layer_types": None, "sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
-        (QWEN2, {"layer_types": None, "max_window_layers": None}, "max_window_layers is None"),
+        (QWEN2, {"layer_types": None, "max_window_layers": "28"}, "max_window_layers is '28'"),
+        (QWEN2, {"layer_types": None, "max_window_layers": True}, "max_window_layers is True"),
         (QWEN3_MOE, {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         (QWEN3_MOE, {"num_experts_per_tok": 129}, "num_experts_per_tok is 129"),
     ],

@@ -31,6 +31,7 @@ def built(prompt: Any = "a", messages: Any = None, token_ids: Any = None, **opti
         ({"logit_bias": [1]}, "logit_bias", "a mapping from token ids to numbers"),
         ({"logit_bias": {-1: 2.0}}, "logit_bias", "a mapping from token ids to numbers"),
         ({"grammar": "[a-z]"}, "grammar", "a baton.Grammar"),
+        ({"prompt": [1, 2, 3]}, "prompt", r"text \(ids of tokens go to token_ids="),
         ({"priority": "urgent"}, "priority", "one of low, normal, high"),
         ({"priority": 3}, "priority", "one of low, normal, high"),
         ({"priority": ["low"]}, "priority", "one of low, normal, high"),

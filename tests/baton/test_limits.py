@@ -62,8 +62,9 @@ def test_what_does_not_fit_is_refused_by_field(prompt: list[int], max_tokens: in
     ("num_tokens", "step"), [(1, 0), (31, 0), (32, 0), (33, 1), (64, 1), (65, 2), (99, 2), (100, 2)]
 )
 def test_a_scale_step_serves_up_to_its_length(num_tokens: int, step: int) -> None:
-    assert Limits(max_model_len=100, vocab_size=50, rope_steps=(32, 64, 100)).rope_step(num_tokens) == step
-    assert LIMITS.rope_step(num_tokens) == 0
+    limits = Limits(max_model_len=100, vocab_size=50, rope_steps=(32, 64, 100))
+    assert (limits.rope_step(num_tokens), limits.rope_border(num_tokens)) == (step, (32, 64, 100)[step])
+    assert (LIMITS.rope_step(num_tokens), LIMITS.rope_border(num_tokens)) == (0, 100)
 
 
 def test_the_largest_legal_id_passes() -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from baton import digests
 from baton.errors import ModelError
 from baton.limits import Limits
 from baton.manifest import Manifest
+from baton.model_config import ModelConfig
 from baton.models import ModelDir
 
 CONFIG = {
-    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
     "hidden_size": 64,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
@@ -81,9 +84,6 @@ def test_the_length_and_its_steps_follow_from_the_rotary_embedding(tmp_path):
     model = ModelDir.open(make_folder(tmp_path / "m", rope_scaling=dynamic))
     assert model.limits == Limits(max_model_len=768, vocab_size=300, rope_steps=(256, 512, 768))
     assert model.max_model_len == 768
-    model = ModelDir.open(make_folder(tmp_path / "n", rope_scaling=dynamic | {"factor": 0}))
-    with pytest.raises(ModelError, match=r"/n/config\.json: rope parameter factor is 0"):
-        _ = model.max_model_len
 
 
 def test_generation_config_overrides_the_end_of_sequence_ids(tmp_path):
@@ -125,6 +125,12 @@ def test_chat_template_file_wins(tmp_path):
 def test_a_missing_folder_names_the_command_that_brings_it():
     with pytest.raises(ModelError, match=r"no model folder nowhere; run: baton pull nowhere"):
         ModelDir.open("nowhere")
+
+
+@pytest.mark.parametrize("path", ["/no/such", "./such", "../such", "~/no-such-folder", "a/b/c"])
+def test_a_path_that_does_not_exist_cannot_be_pulled(path):
+    with pytest.raises(ModelError, match=r"there is no model folder .*; give the path of one that exists$"):
+        ModelDir.open(path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -190,9 +196,42 @@ def test_pickled_weights_are_refused(tmp_path, name):
 
 @pytest.mark.parametrize("value", [None, 0, -1, "300", True])
 def test_a_bad_count_names_the_key(tmp_path, value):
-    model = ModelDir.open(make_folder(tmp_path / "m", vocab_size=value))
-    with pytest.raises(ModelError, match="vocab_size"):
-        _ = model.limits
+    with pytest.raises(ModelError, match=rf"/m/config\.json: vocab_size is {value!r}"):
+        ModelDir.open(make_folder(tmp_path / "m", vocab_size=value))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel, which is not supported"),
+        ({"architectures": None}, "no architecture"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 0}}, "rope parameter factor is 0"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+    ],
+)
+def test_a_model_that_is_not_supported_does_not_open(tmp_path, changes, named):
+    with pytest.raises(ModelError, match=rf"^{tmp_path}/m/config\.json.* {named}"):
+        ModelDir.open(make_folder(tmp_path / "m", **changes))
+
+
+def test_a_silent_config_has_the_length_of_its_architecture(tmp_path):
+    folder = make_folder(tmp_path / "m", max_position_embeddings=None)
+    # LlamaConfig's.
+    assert ModelDir.open(folder).limits.max_model_len == 2048
+
+
+def test_config_json_is_read_once(tmp_path, monkeypatch):
+    model = ModelDir.open(make_folder(tmp_path / "m"))
+    monkeypatch.setattr(ModelConfig, "from_hf", lambda *_: pytest.fail("read again"))
+    assert model.limits.max_model_len == model.max_model_len == 256
+    assert model.fingerprint().num_layers == 2
+
+
+def test_a_changed_copy_is_read_anew(tmp_path):
+    model = ModelDir.open(make_folder(tmp_path / "m"))
+    changed = replace(model, config=model.config | {"max_position_embeddings": 128})
+    assert (changed.max_model_len, model.max_model_len) == (128, 256)
 
 
 def test_weights_id_is_the_digest_of_the_files_in_order(tmp_path):
@@ -264,8 +303,8 @@ def test_fingerprint_takes_its_numbers_from_the_configuration(tmp_path):
     assert (fingerprint.num_heads, fingerprint.num_kv_heads, fingerprint.head_dim) == (8, 2, 8)
     assert fingerprint.vocab_size == 300
     assert fingerprint.tokenizer_id == hashlib.sha256(b"{}").hexdigest()
-    assert json.loads(fingerprint.rope)["rope_theta"] == 10000.0
-    assert json.loads(fingerprint.attention)["max_position_embeddings"] == 256
+    assert [rope["theta"] for rope in json.loads(fingerprint.rope)["embeddings"]] == [10000.0]
+    assert json.loads(fingerprint.attention)["max_model_len"] == 256
 
 
 def test_explicit_head_dim_wins_and_kv_heads_default_to_heads(tmp_path):

@@ -39,11 +39,15 @@ def test_a_signal_lets_the_role_drain_and_return(number: signal.Signals) -> None
     assert drained == [True]
 
 
-def test_an_error_of_ours_is_told_and_is_a_failure() -> None:
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(Unavailable("Redis is away"), 1), (ConfigError("the port is taken"), 2), (ModelError("no head"), 4)],
+)
+def test_an_error_of_ours_is_told_and_the_status_says_who_has_to_act(error: BatonError, status: int) -> None:
     async def role(stop: asyncio.Event) -> None:
-        raise ConfigError("the port is taken", field="port")
+        raise error
 
-    assert run(role) == 1
+    assert run(role) == status
 
 
 def test_a_defect_is_a_failure_whose_traceback_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from baton.child import ChildError, run_module
 from baton.errors import ModelError, Unavailable, UnknownModel
 from baton.models import ModelDir
 from baton.pull import pull
+from tests import bare_model
 from tests.tiny_gguf import tiny_llama, write_gguf
 
 NAME = "tiny"
@@ -84,8 +85,7 @@ class FakeChildren:
 
 
 def write_model(folder: Path) -> None:
-    config = {"vocab_size": 4, "max_position_embeddings": 8}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(bare_model.TEXT)
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
 
@@ -240,6 +240,7 @@ def test_a_name_that_is_neither_known_nor_a_repository_is_refused(name):
 
 
 FAKE_HUB = """
+import os
 from pathlib import Path
 
 def snapshot_download(repository, *, local_dir, allow_patterns, ignore_patterns):
@@ -251,7 +252,9 @@ def snapshot_download(repository, *, local_dir, allow_patterns, ignore_patterns)
     folder = Path(local_dir)
     assert "*.safetensors" in allow_patterns and not any("bin" in name for name in allow_patterns)
     (folder / ".cache").mkdir()
-    (folder / "config.json").write_text('{"vocab_size": 4, "max_position_embeddings": 8}')
+    (folder / "config.json").write_text(
+        '{"architectures": ["GPT2LMHeadModel"]}' if repository == "org/foreign" else os.environ["CONFIG"]
+    )
     (folder / "tokenizer.json").write_text("{}")
     if repository != "org/pickled":
         (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
@@ -269,6 +272,7 @@ def hub(tmp_path, monkeypatch) -> None:
     (package / "__init__.py").write_text(FAKE_HUB)
     (package / "errors.py").write_text(FAKE_HUB_ERRORS)
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setenv("CONFIG", bare_model.TEXT)
 
 
 @pytest.mark.usefixtures("hub")
@@ -293,6 +297,7 @@ def test_a_hub_repository_is_pulled_and_identified(models):
         ("org/private", ModelError, "does not give out org/private .*HF_TOKEN"),
         ("org/offline", Unavailable, "cannot be fetched .*no route"),
         ("org/pickled", ModelError, "has no safetensors"),
+        ("org/foreign", ModelError, "config.json names GPT2LMHeadModel, which is not supported"),
     ],
 )
 def test_a_hub_failure_is_typed_and_leaves_no_model(models, repository, error, message):

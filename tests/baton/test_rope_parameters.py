@@ -9,7 +9,7 @@ import pytest
 from transformers import LlamaConfig
 
 from baton.errors import ModelError
-from baton.rope_parameters import is_by_layer_type, rope_parameters
+from baton.rope_parameters import rope_parameters
 
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
 YARN = {"rope_type": "yarn", "factor": 4.0}
@@ -47,8 +47,6 @@ def test_one_form_is_the_one_transformers_makes() -> None:
 
 def test_layer_types_may_have_their_own() -> None:
     by_type = {"rope_parameters": {"full_attention": YARN, "sliding_attention": None}}
-    assert is_by_layer_type(by_type)
-    assert not is_by_layer_type({"rope_parameters": YARN})
     ropes = rope_parameters(by_type | {"max_position_embeddings": 64}, default_theta=7.0, local_theta=5.0)
     assert ropes["full_attention"] == PLAIN | YARN | {
         "rope_theta": 7.0,

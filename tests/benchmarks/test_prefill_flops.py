@@ -7,9 +7,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from baton.model_config import ModelConfig
 from benchmarks.long_prompts import Rounds
 from benchmarks.prefill_flops import FittedRates, attention_flops, linear_flops, mean_keys
-from baton.model_config import ModelConfig
 
 SIZES = {
     "vocab_size": 101,

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from baton.drain import LEAVE_S
 from baton.errors import Draining, PeerLost
+from baton.limits import Limits
 from decode_worker.worker import DecodeWorker
 from kvtransfer.contract import Committed, Gone, GoneReason
 from tests.cluster import make_decode
@@ -34,8 +36,8 @@ class Leaving:
     worker: DecodeWorker
     router: PlayedRouter
 
-    def compute(self, attempt_id: bytes, max_tokens: int) -> None:
-        message = sequence(PROMPT, max_tokens=max_tokens)
+    def compute(self, attempt_id: bytes, max_tokens: int, *, age_ms: int = 0) -> None:
+        message = sequence(PROMPT, max_tokens=max_tokens, age_ms=age_ms)
         self.router.send(reserve={"attempt_id": attempt_id, "sequence": message, "compute_locally": True})
 
     def drain(self, grace_s: float) -> asyncio.Task[None]:
@@ -55,8 +57,8 @@ class Leaving:
 
 
 @asynccontextmanager
-async def leaving() -> AsyncIterator[Leaving]:
-    worker = make_decode("decode-0", 2, KvNetwork())
+async def leaving(**options: Any) -> AsyncIterator[Leaving]:
+    worker = make_decode("decode-0", 2, KvNetwork(), **options)
     async with timed(worker, DecodeDown, token_s=TOKEN_S) as router:
         await router.next("hello")
         await router.next("capacity")
@@ -107,6 +109,39 @@ async def test_the_end_of_the_grace_time_hands_over_what_has_not_ended() -> None
         await draining
         # The step under way had still to end.
         assert now() - began < 0.5 + 2 * TOKEN_S
+        assert not any(r.worker.ledger().values())
+
+
+@virtually
+async def test_what_outgrows_its_scale_is_computed_anew_by_the_worker_that_leaves() -> None:
+    limits = Limits(max_model_len=10_000, vocab_size=10_000, rope_steps=(6, 12, 10_000))
+    async with leaving(limits=limits) as r:
+        r.compute(A, max_tokens=20)
+        await r.router.next("reserve_result")
+        draining = r.drain(grace_s=1.0)
+        assert await r.last_tokens() == (expected_answer(PROMPT, 20, KV, rope_steps=limits.rope_steps), "")
+        r.router.session.cut()
+        await draining
+        assert not any(r.worker.ledger().values())
+
+
+@virtually
+async def test_what_gives_way_to_older_ones_is_resumed_by_the_worker_that_leaves() -> None:
+    # Each comes to 23 tokens of KV, 6 blocks of 4.
+    async with leaving(num_blocks=8) as r:
+        r.compute(A, max_tokens=20, age_ms=500)
+        r.compute(B, max_tokens=20)
+        await r.router.next("reserve_result")
+        draining = r.drain(grace_s=1.0)
+        tokens: dict[bytes, list[int]] = {A: [], B: []}
+        while any(len(answer) < 20 for answer in tokens.values()):
+            message = await r.router.any()
+            assert message.WhichOneof("message") not in ("failed", "preempted")
+            for event in message.step.tokens:
+                tokens[event.attempt_id] += event.token_ids
+        assert tokens == dict.fromkeys((A, B), expected_answer(PROMPT, 20, KV))
+        r.router.session.cut()
+        await draining
         assert not any(r.worker.ledger().values())
 
 

@@ -2,7 +2,7 @@
 
 Nothing is a power of two, every norm and bias is random, and windows and rope thetas are so
 small that they decide within a few tokens. What a family is known for therefore shows in its
-logits; tests/engine/model/test_family_oracle.py proves that it does.
+logits; tests/engine/model/test_families_oracle.py proves that it does.
 """
 
 from __future__ import annotations
@@ -93,6 +93,10 @@ def rope(**parameters: Any) -> Json:
 
 
 UNTIED = {"tie_word_embeddings": False}
+# AWKWARD's three heads in another size; the first of each kind has it.
+HEAD_DIM_80 = {"head_dim": 80}
+# The same for families whose config.json does not say it; smaller weights, for as large logits.
+HIDDEN_240 = {"hidden_size": 240, "initializer_range": 0.1}
 LLAMA3 = rope(
     rope_type="llama3",
     factor=8.0,
@@ -117,7 +121,7 @@ GEMMA = {
 QWEN3_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 28}
 
 FAMILIES: dict[str, Family] = {
-    "llama tied": Family(kind="llama"),
+    "llama tied": Family(kind="llama", settings=HEAD_DIM_80),
     "llama untied, 4 heads on 2": Family(
         kind="llama",
         settings=UNTIED
@@ -129,22 +133,19 @@ FAMILIES: dict[str, Family] = {
     "llama3 rope, three shards": Family(kind="llama", settings=UNTIED | LLAMA3, shard_size="130KB"),
     "llama yarn rope, head_dim 80": Family(kind="llama", settings=YARN | {"head_dim": 80}),
     "llama linear rope": Family(kind="llama", settings=rope(rope_type="linear", factor=4.0)),
-    "mistral window": Family(kind="mistral", settings=UNTIED | {"sliding_window": 8}),
+    "mistral window": Family(kind="mistral", settings=UNTIED | HEAD_DIM_80 | {"sliding_window": 8}),
     "mistral null window": Family(kind="mistral", settings={"sliding_window": None, "head_dim": 28}),
     "ministral window by layer": Family(
-        kind="ministral", settings={"sliding_window": 7, "layer_types": [SLIDING, FULL, SLIDING]}
+        kind="ministral",
+        settings=HEAD_DIM_80 | {"sliding_window": 7, "layer_types": [SLIDING, FULL, SLIDING]},
     ),
-    "qwen2": Family(kind="qwen2", unset=("head_dim",)),
+    "qwen2": Family(kind="qwen2", settings=HIDDEN_240, unset=("head_dim",)),
     "qwen2 window from layer 1": Family(
         kind="qwen2",
         settings=UNTIED
         | {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1, "head_dim": 28},
     ),
-    "qwen3 head_dim 32 of hidden 64": Family(
-        kind="qwen3",
-        settings=UNTIED
-        | {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
-    ),
+    "qwen3 head_dim 80 of hidden 60": Family(kind="qwen3", settings=UNTIED | HEAD_DIM_80),
     "qwen3 window by layer, biases": Family(
         kind="qwen3",
         settings={
@@ -154,7 +155,7 @@ FAMILIES: dict[str, Family] = {
             "attention_bias": True,
         },
     ),
-    "gemma3": Family(kind="gemma3", settings=GEMMA),
+    "gemma3": Family(kind="gemma3", settings=GEMMA | HEAD_DIM_80),
     "gemma3 untied, biases": Family(
         kind="gemma3",
         settings=GEMMA
@@ -166,21 +167,15 @@ FAMILIES: dict[str, Family] = {
             "layer_types": [FULL, SLIDING, FULL],
         },
     ),
-    "mixtral": Family(kind="mixtral", settings=UNTIED | {"num_local_experts": 3}, unset=("head_dim",)),
+    "mixtral": Family(
+        kind="mixtral", settings=UNTIED | HIDDEN_240 | {"num_local_experts": 3}, unset=("head_dim",)
+    ),
     "mixtral window": Family(
         kind="mixtral", settings={"num_local_experts": 5, "sliding_window": 8, "head_dim": 28}
     ),
     "qwen3 moe, dense middle": Family(
         kind="qwen3_moe",
-        settings=QWEN3_MOE
-        | UNTIED
-        | {
-            "mlp_only_layers": [1],
-            "norm_topk_prob": True,
-            "hidden_size": 64,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-        },
+        settings=QWEN3_MOE | UNTIED | HIDDEN_240 | {"mlp_only_layers": [1], "norm_topk_prob": True},
         unset=("head_dim",),
     ),
     "qwen3 moe, every second sparse, window": Family(

@@ -10,10 +10,10 @@ import torch
 from transformers import LlamaConfig
 
 from baton.errors import ConfigError
+from baton.model_config import ModelConfig
 from engine.cache_plan import plan_cache
 from engine.config import EngineConfig
 from engine.kv_cache import CacheShape
-from baton.model_config import ModelConfig
 
 # 2 (K and V) x 3 layers x 2 heads x 8 elements x 2 bytes = 192 bytes a token.
 MODEL = ModelConfig.from_hf(

@@ -7,6 +7,7 @@ anew for every token, with the frequencies of that token's step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,17 @@ def frequencies(name: str, longest: int) -> torch.Tensor:
     return ((THETA * stretched ** (HEAD_DIM / (HEAD_DIM - 2))) ** -powers).float()
 
 
-def token_by_token(model: LlamaForCausalLM, name: str, prompt: list[int], num_tokens: int) -> list[int]:
-    """Greedy tokens, each computed from all before it at the step of their number."""
+def token_by_token(
+    model: LlamaForCausalLM,
+    name: str,
+    prompt: list[int],
+    num_tokens: int,
+    allowed: Sequence[int] | None = None,
+) -> list[int]:
+    """Greedy tokens, each computed from all before it at the step of their number.
+
+    allowed: ids that a grammar leaves; all by default.
+    """
     rotary = model.model.rotary_emb
     kept = rotary.inv_freq, rotary.rope_type
     rotary.rope_type = "default"  # so that it leaves alone what is set here
@@ -75,7 +85,9 @@ def token_by_token(model: LlamaForCausalLM, name: str, prompt: list[int], num_to
     for _ in range(num_tokens):
         longest = next(step for step in STEPS[name] if len(tokens) <= step)
         rotary.inv_freq = frequencies(name, longest)
-        tokens.append(int(reference_logits(model, tokens)[-1].argmax()))
+        logits = reference_logits(model, tokens)[-1]
+        ids = torch.tensor(range(len(logits)) if allowed is None else sorted(allowed))
+        tokens.append(int(ids[logits[ids].argmax()]))
     rotary.inv_freq, rotary.rope_type = kept
     return tokens
 

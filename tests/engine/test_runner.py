@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from baton.errors import ConfigError
+from baton.errors import ConfigError, ModelError
+from baton.models import ModelDir
 from baton.sampling import SamplingParams
 from engine.batch_builder import Chunk, build_batch
 from engine.config import EngineConfig
 from engine.runner import load_engine
+from engine.runner import load_runner as load_worker_runner
 from tests.engine.tiny_models import Reference, load_runner, make_request
 
 
@@ -32,6 +37,44 @@ def test_an_engine_is_loaded_as_configured(reference_model: Reference) -> None:
     assert runner.cache.shape.layout == "NHD"
     runner.warm_up()
     assert bool(runner.cache.data.isfinite().all())
+
+
+def changed(source: Path, folder: Path, **settings: object) -> Path:
+    """A copy of a model folder whose config.json says this."""
+    shutil.copytree(source, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("architectures", "named"),
+    [(None, "names no architecture"), ("LlamaForCausalLM", "'LlamaForCausalLM'; write a list"), (5, "is 5")],
+)
+def test_a_worker_refuses_what_is_no_list_of_architectures(
+    reference_model: Reference, tmp_path: Path, architectures: object, named: str
+) -> None:
+    folder = changed(reference_model()[0], tmp_path / "m", architectures=architectures)
+    config = EngineConfig(model=str(folder), kv_cache_bytes=100_000)
+
+    with pytest.raises(ModelError, match=rf"^{folder}/config\.json.* {named}"):
+        load_worker_runner(config, ModelDir.open(folder))
+
+
+def test_dual_chunk_attention_is_not_computed_and_the_log_says_so(
+    reference_model: Reference, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, _ = reference_model()
+    chunked = {"chunk_size": 40, "local_size": 8, "original_max_position_embeddings": 40}
+    folder = changed(source, tmp_path / "m", dual_chunk_attention_config=chunked)
+
+    runner = load_engine(EngineConfig(model=str(folder), kv_cache_bytes=100_000))
+    load_engine(EngineConfig(model=str(source), kv_cache_bytes=100_000))
+
+    assert runner.model.config.max_model_len == 40
+    (said,) = [record.msg for record in caplog.records if record.name == "engine.runner"]
+    assert said["event"].startswith("dual chunk attention is not supported")  # type: ignore[index]
+    assert said["max_model_len"] == 40  # type: ignore[index]
 
 
 def test_a_cache_below_one_block_is_refused(reference_model: Reference) -> None:

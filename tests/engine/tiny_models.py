@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from baton.model_config import ModelConfig
 from baton.sampling import SamplingParams
 from engine.batch import ForwardBatch
 from engine.batch_builder import Chunk, build_batch
 from engine.kv_cache import CacheShape, KVCache
-from baton.model_config import ModelConfig
 from engine.model.loading import load_decoder
 from engine.model.weights import Checkpoint
 from engine.request import Request

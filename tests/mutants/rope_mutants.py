@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from engine import batch_builder, block_tables
+from engine.request import RequestStatus
 from engine.scheduler import Scheduler
-from router import generation
 from tests.mutants.mutant import Mutant, registering
 
 MUTANTS: list[Mutant] = []
@@ -21,14 +19,22 @@ def step_never_outgrown() -> Any:
     return patch.object(Scheduler, "_outgrow", lambda self: None)
 
 
-@mutant("a prompt shares KV that was computed at another scale", seed=7)
-@contextmanager
-def keys_ignore_the_step() -> Iterator[None]:
-    def same(salt: bytes, step: int) -> bytes:
-        return salt
+@mutant("an answer that waits for its place in the batch joins it at a scale that it has left", seed=12)
+def only_who_runs_outgrows() -> Any:
+    def outgrow(self: Any) -> None:
+        for request in [r for r in self._running.values() if r.status is RequestStatus.DECODING]:
+            if self._limits.rope_step(request.num_tokens) != request.rope_step:
+                self.tables.publish(request)
+                self._send_away(request, outgrown=True)
 
-    with patch.object(block_tables, "rope_salt", same), patch.object(generation, "rope_salt", same):
-        yield
+    return patch.object(Scheduler, "_outgrow", outgrow)
+
+
+@mutant("a prompt shares KV that was computed at another scale", seed=7)
+def keys_ignore_the_step() -> Any:
+    # The workers' keys. Those of routers are guesses, which cost time where they are wrong and never a token:
+    # tests/router/test_generation_outgrown.py holds them.
+    return patch.object(block_tables, "rope_salt", lambda salt, step: salt)
 
 
 @mutant("new tokens have the scale of the longer of two requests in a step", seed=7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -269,19 +269,21 @@ class Stage:
         beside: DecodeLink | None = None,
         sample_index: int = 0,
         limits: Limits = LIMITS,
+        outputs: Sequence[int] = (),
         **params: Any,
     ) -> Run:
+        """outputs: tokens of the answer that its client has from another router."""
         loop = asyncio.get_running_loop()
         request = GenerationRequest(
             request_id="r",
             prompt_token_ids=list(range(num_prompt_tokens)),
-            output_token_ids=[],
+            output_token_ids=list(outputs),
             params=SamplingParams(temperature=0, **({"max_tokens": 4} | params)),
             deadline_at=None if timeout_s is None else loop.time() + timeout_s,
             arrived_at=loop.time(),
             sample_index=sample_index,
         )
-        stream = TokenStream()
+        stream = TokenStream(len(outputs))
         generation = Generation(
             request,
             config=self.config,

@@ -167,3 +167,67 @@ def test_what_fits_a_small_worker_for_now_only_goes_to_a_large_one() -> None:
             assert small.commands.empty()
 
     virtually(main())
+
+
+async def leaves(prefill: PlayedPrefill, decode: PlayedDecode, num_tokens: int) -> None:
+    """Plays an attempt at a prompt of 20 until it has so many tokens, and its decode worker sends it away."""
+    attempt_id = await to_decode(prefill, decode)
+    decode.tokens(attempt_id, 1, *range(71, 70 + num_tokens - 20))
+    decode.send(preempted={"attempt_id": attempt_id})
+
+
+@pytest.mark.parametrize(("num_tokens", "is_local"), [(32, False), (33, True)])
+async def test_what_grew_beyond_every_prefill_worker_is_computed_by_a_decode_worker(
+    num_tokens: int, is_local: bool
+) -> None:
+    async with staged(max_attempts=1) as stage:
+        small = PlayedPrefill("prefill-0", 50, 40, NOBODY)
+        small.num_blocks = 2
+        await stage.enter(small, "prefill")
+        decode = await stage.decode()
+        run = stage.generate(20, max_tokens=20)
+        await leaves(small, decode, num_tokens)
+        command = await decode.grant()
+        assert (command.compute_locally, len(command.sequence.token_ids)) == (is_local, num_tokens)
+        if is_local:
+            decode.committed(command.attempt_id)
+            decode.tokens(command.attempt_id, num_tokens - 20, 99, end=True)
+            assert (await run.answer())[-1] == 99
+            assert stage.held() == NOTHING
+
+
+async def test_it_does_not_wait_for_credit_that_it_does_not_need() -> None:
+    # Deadlines are by length, so that the short one is tried first, and in a bucket of its own.
+    async with staged(ttft_per_token_ms=1000.0, bucket_edges=(25,)) as stage:
+        small = PlayedPrefill("prefill-0", 50, 20, NOBODY)
+        small.num_blocks = 2
+        await stage.enter(small, "prefill")
+        decode = await stage.decode()
+        stage.generate(20, max_tokens=20)
+        attempt_id = await to_decode(small, decode)
+        stage.generate(20)
+        await to_prefill(small, decode)
+        # No credit is left for this one, which needs less in every respect.
+        stage.generate(18, max_tokens=2)
+        await until(lambda: len(stage.queue) == 1)
+        decode.tokens(attempt_id, 1, *range(71, 83))
+        decode.send(preempted={"attempt_id": attempt_id})
+        assert (await decode.grant()).compute_locally
+        assert len(stage.queue) == 1
+
+
+async def test_it_waits_for_a_prefill_worker_where_there_is_none() -> None:
+    async with staged(resume_wait_s=60.0) as stage:
+        small = PlayedPrefill("prefill-0", 50, 40, NOBODY)
+        small.num_blocks = 2
+        await stage.enter(small, "prefill")
+        decode = await stage.decode()
+        stage.generate(20, max_tokens=20)
+        attempt_id = await to_decode(small, decode)
+        stage.kill("prefill-0")
+        await until(lambda: not stage.fleet.prefill_links())
+        decode.tokens(attempt_id, 1, *range(71, 90))
+        decode.send(preempted={"attempt_id": attempt_id})
+        await until(lambda: len(stage.queue) == 1)
+        large = await stage.prefill("prefill-1")
+        assert len((await to_prefill(large, decode)).sequence.token_ids) == 40

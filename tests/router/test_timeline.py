@@ -85,6 +85,33 @@ async def test_the_parts_of_the_transfer_are_those_of_the_last_attempt() -> None
     assert (timings.prefill_worker, timings.decode_worker) == ("prefill-1", "decode-1")
 
 
+async def test_the_parts_of_the_first_token_stay_those_of_its_attempt(clock: Clock) -> None:
+    timeline = Timeline(clock.arrived_at)
+    # The second attempt gives the first token; the prefill worker of the last computes more, and finds less.
+    for number, num_cached, computing_ms in ((1, 8, 40.0), (2, 16, 50.0), (3, 0, 300.0)):
+        clock(1000.0 * number)
+        timeline.attempt_begins()
+        clock(1000.0 * number + 5 * number)
+        timeline.dispatched(f"prefill-{number}", f"decode-{number}")
+        clock(1000.0 * number + 7 * number)
+        timeline.reserved()
+        if number > 1:
+            timeline.tokens_arrived(1)
+        times = {"num_cached_tokens": num_cached, "total_ms": computing_ms}
+        timeline.prefill_ended(prefill_service_pb2.PrefillEnded(prefill=times, transfer_bytes=number))
+        timeline.attempt_ended("OUTGROWN" if number == 2 else "OK")
+        if number == 2:
+            timeline.gave_way(is_outgrown=True)
+    timings = Timings.from_proto(timeline.timings())
+    assert (timings.prefill_worker, timings.prefill_ms) == ("prefill-2", 50.0)
+    assert (timings.queue_ms, timings.reserve_ms) == pytest.approx((2010.0, 4.0))
+    assert timeline.num_cached_tokens == 16
+    # And these are the last one's.
+    assert (timings.decode_worker, timings.transfer_bytes) == ("decode-3", 3)
+    assert (timings.num_outgrown, timings.num_preemptions) == (1, 0)
+    assert [attempt.prefill.num_cached_tokens for attempt in timeline.report().attempts] == [8, 16, 0]
+
+
 async def test_without_a_transfer_its_parts_took_no_time() -> None:
     timeline = Timeline(0.0)
     timeline.prefill_ended(prefill_service_pb2.PrefillEnded(finished=True))

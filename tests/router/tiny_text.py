@@ -65,8 +65,9 @@ def model_dir(folder: Path, *, template: str | None = TEMPLATE, with_bos: bool =
     """A folder that opens as a model; its weights are never read."""
     folder.mkdir(parents=True)
     config = {
-        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
         "hidden_size": 64,
+        "intermediate_size": 128,
         "num_hidden_layers": 2,
         "num_attention_heads": 8,
         "num_key_value_heads": 2,

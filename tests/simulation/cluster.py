@@ -59,7 +59,7 @@ class SimCluster:
         self.defects: list[str] = []
         self.trace = Trace(loop.time)
         self.sometimes = Sometimes()
-        self._explained = Explained(self.sometimes.hit, plan.routing)
+        self._explained = Explained(self.sometimes.hit, plan)
         rng = random.Random(f"{plan.seed}/latency")
         self.net = Network(lambda source, target: rng.choice((0.0005, 0.01, 0.05)), str(plan.seed))
         self.around = Surroundings(plan, self.net, self, self.sometimes.hit, self.fail)
@@ -209,9 +209,9 @@ class SimCluster:
 
     def _generated(self, router: str, from_caller: bool, message: Any) -> None:
         if from_caller:
-            self._explained.arrived(router, message.request_id, self.now())
+            self._explained.arrived(router, message, self.now())
         elif message.WhichOneof("payload") == "summary":
-            self._explained.finished(router, message.summary.explain)
+            self._explained.finished(router, message.summary)
 
     def _granted(self, connection: Connection, slots: Sequence[int]) -> None:
         name = connection.names[1]

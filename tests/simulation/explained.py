@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from baton.v1.inference_service_pb2 import GenerateRequest, Summary
 from baton.v1.route_explain_pb2 import AttemptExplain, RouteExplain
-from tests.simulation.routing import MAX_WAIT_S, RoutingPlan
+from tests.simulation.plan import Plan
+from tests.simulation.routing import MAX_WAIT_S
 
 # Why a request may be refused as too much, by a part of the words, and what that is called.
 REFUSALS = {
@@ -41,15 +43,22 @@ class Explained:
     hit: told what was reached.
     """
 
-    def __init__(self, hit: Callable[[str], None], routing: RoutingPlan) -> None:
+    def __init__(self, hit: Callable[[str], None], plan: Plan) -> None:
         self._hit = hit
-        self._routing = routing
+        self._routing = plan.routing
+        self._rope_steps = plan.rope_steps
+        # A decode worker that is leaving goes on with its answers by itself, whatever their scale.
+        self._has_leavers = any(
+            fault.kind == "retire" and fault.target[0].startswith("decode") for fault in plan.faults
+        )
         self._arrived_at: dict[tuple[str, str], float] = {}
+        self._is_resumed: dict[tuple[str, str], bool] = {}
         self._placed: dict[str, list[_Placed]] = {}
 
-    def arrived(self, router: str, request_id: str, now: float) -> None:
+    def arrived(self, router: str, request: GenerateRequest, now: float) -> None:
         """A request has reached a router."""
-        self._arrived_at[router, request_id] = now
+        self._arrived_at[router, request.request_id] = now
+        self._is_resumed[router, request.request_id] = bool(request.partial_answers)
 
     def refused(self, message: str, *, is_strict: bool) -> None:
         """A request was told that it is too much; raises AssertionError for a reason there is not."""
@@ -58,14 +67,16 @@ class Explained:
         assert is_strict or "a strict objective" not in found[0], message
         self._hit(found[0])
 
-    def finished(self, router: str, explain: RouteExplain) -> None:
+    def finished(self, router: str, summary: Summary) -> None:
         """A router says how it answered; raises AssertionError if it cannot have been so."""
+        explain = summary.explain
         name = f"{router} of {explain.request_id}"
         assert explain.outcome == "OK", f"{name}: its answer is complete, and its outcome {explain.outcome}"
         # An answer that was complete when it came needs no attempt.
         if not explain.attempts:
             return
         _check(name, explain)
+        self._check_scales(name, summary, is_resumed=self._is_resumed[router, explain.request_id])
         self._count(explain.attempts[-1])
         for attempt in explain.attempts:
             if any("answers there will need" in candidate.excluded for candidate in attempt.candidates):
@@ -78,6 +89,22 @@ class Explained:
             return
         is_local = chosen[0].prefill_worker == chosen[0].decode_worker
         self._hit(f"in auto, a {'decode' if is_local else 'prefill'} worker computed a prompt")
+
+    def _check_scales(self, name: str, summary: Summary, *, is_resumed: bool) -> None:
+        """Attempts end as OUTGROWN where an answer crosses from one scale to the next, and nowhere else."""
+        num_prompt, attempts = summary.explain.num_prompt_tokens, summary.explain.attempts
+        # Nothing is computed after the last token.
+        num_computed = num_prompt + summary.num_output_tokens - 1
+        num_borders = sum(num_prompt <= step < num_computed for step in self._rope_steps)
+        outcomes = [attempt.outcome for attempt in attempts]
+        num_outgrown, what = outcomes.count("OUTGROWN"), f"{name}: {outcomes} over {num_borders} borders"
+        assert num_outgrown <= num_borders, what
+        if attempts[0].number == 1:
+            assert summary.timings.num_outgrown == num_outgrown, what
+        # What fails at a border passes it as well; who gives way does so before a border or behind it.
+        is_whole = set(outcomes) <= {"OK", "OUTGROWN", "PREEMPTED"} and not is_resumed
+        is_plain = is_whole and not self._has_leavers
+        assert not is_plain or num_outgrown == num_borders, what
 
     def _order(self, router: str, explain: RouteExplain) -> None:
         """In which order attempts left the queue."""

@@ -16,6 +16,7 @@ from baton.errors import (
     Unavailable,
     UnknownModel,
 )
+from tests import bare_model
 
 
 def run(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
@@ -101,7 +102,7 @@ def test_exit_codes(error, code):
 def test_pull_prints_folder_and_weights_id(monkeypatch, capsys, tmp_path):
     folder = tmp_path / "models" / "org--small"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(bare_model.TEXT)
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     record = {"weights_id": "abc", "source": "", "license": "", "conversion_version": 0}

@@ -11,6 +11,7 @@ from baton.cli.cluster_console import ClusterConsole
 from baton.cluster.config import ClusterConfig
 from baton.cluster.local_cluster import LocalCluster
 from baton.errors import Unavailable
+from tests import bare_model
 
 SETTINGS = ["--port=0", "--admin-port=0", "--control-port=0", "--dashboard-port=0"]
 
@@ -141,7 +142,7 @@ def test_a_report_stays_on_screen_once_the_cluster_runs(capsys) -> None:
 def tiny_folder(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(bare_model.TEXT)
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from baton.cluster.role_settings import RoleSettings
 from baton.errors import ConfigError, Unavailable
 from baton.rpc import open_channel
 from baton.v1.pool_service_pb2 import ListWorkersResponse, PoolWorker
+from tests import bare_model
 
 FREE = {"port": 0, "admin_port": 0, "control_port": 0, "dashboard_port": 0}
 
@@ -24,8 +26,8 @@ FREE = {"port": 0, "admin_port": 0, "control_port": 0, "dashboard_port": 0}
 def model(tmp_path: Path) -> str:
     folder = tmp_path / "model"
     folder.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (folder / name).write_text("{}")
+    (folder / "config.json").write_text(bare_model.TEXT)
+    (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return str(folder)
 
@@ -137,5 +139,18 @@ async def test_news_that_fail_are_told_and_go_on(
     async with asyncio.timeout(10):
         lines = [await told.get() for _ in range(2)]
     assert lines == ["no news of the workers: no certificate", "decode-0 has left"]
+    telling.cancel()
+    await cluster.stop()
+
+
+async def test_a_warning_in_a_log_is_told(cluster: LocalCluster, parts: Parts, tmp_path: Path) -> None:
+    parts.lists = [ListWorkersResponse(workers=[])]
+    entry = {"event": "layers are not compiled", "reason": "no g++", "remedy": "install it"}
+    (tmp_path / "decode-0.log").write_text(json.dumps(entry) + "\n")
+    told: asyncio.Queue[str] = asyncio.Queue()
+    telling = asyncio.create_task(cluster.tell(told.put_nowait))
+    async with asyncio.timeout(10):
+        line = await told.get()
+    assert line == "warning: decode-0: layers are not compiled: no g++; install it"
     telling.cancel()
     await cluster.stop()

@@ -18,7 +18,7 @@ from baton.cluster import restart_policy, supervisor
 from baton.cluster.guard import Guard
 from baton.cluster.role_process import RoleProcess, RoleSpec, describe_end
 from baton.cluster.supervisor import Supervisor
-from baton.errors import Unavailable
+from baton.errors import BatonError, ConfigError, ModelError, Unavailable
 
 # Started without site packages, a child is there after some 20 ms.
 FOREVER = "import signal; signal.pause()"
@@ -95,6 +95,16 @@ async def test_a_failure_during_the_start_ends_it_with_the_end_of_the_log(tmp_pa
                 await task
             assert "about to fail" in caught.value.message
             assert "the weights are missing" in caught.value.message
+
+
+@pytest.mark.parametrize(("status", "kind"), [(2, ConfigError), (4, ModelError)])
+async def test_a_role_that_cannot_use_its_setting_or_model_says_so_with_its_last_words(
+    tmp_path: Path, status: int, kind: type[BatonError]
+) -> None:
+    script = f"print('the head is missing', flush=True); raise SystemExit({status})"
+    async with Guard() as guard, running(child("prefill-0", script, tmp_path, guard), reports=[]) as (_, task):
+        with pytest.raises(kind, match=r"prefill-0 ended with(.|\n)*the head is missing"):
+            await task
 
 
 async def test_the_last_of_a_role_is_given_up_after_five_quick_failures(tmp_path: Path) -> None:

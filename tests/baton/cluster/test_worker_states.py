@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.cluster.life import Life
-from baton.cluster.worker_states import ProcessFacts, WorkerStates
+from baton.cluster.worker_states import ProcessFacts, WorkerStates, with_refusals
 from baton.v1 import common_pb2, pool_service_pb2
 from baton.v1.admin_service_pb2 import GetClusterStatusResponse, PairState, WorkerStatus
 
@@ -41,7 +41,10 @@ def state_of(worker: pool_service_pb2.PoolWorker) -> str:
         ("running", [view("lost"), view("ready")], "SERVING"),
         # The process of that name before this one.
         ("running", [view("ready", pid=9)], "STARTING"),
-        ("running", [view("refused", reason="num_layers differs")], "UNHEALTHY"),
+        # Who is refused has not told its process id.
+        ("running", [view("refused", pid=0, reason="num_layers differs")], "UNHEALTHY"),
+        ("running", [view("refused", pid=0, reason="num_layers differs"), view("ready")], "SERVING"),
+        ("restarting", [view("refused", pid=0, reason="num_layers differs")], "RESTARTING"),
         ("running", [view("draining")], "DRAINING"),
         ("draining", [view("ready")], "DRAINING"),
         ("restarting", [], "RESTARTING"),
@@ -65,6 +68,31 @@ def test_one_that_has_served_and_is_lost_is_unhealthy() -> None:
     # The next process of that name is a new one.
     (worker,) = states.update([facts(pid=11)], [], 2.0)
     assert state_of(worker) == "STARTING"
+
+
+def test_a_worker_that_a_router_refused_has_the_reason() -> None:
+    refused = view("refused", pid=0, reason="num_layers differs")
+    (worker,) = WorkerStates("127.0.0.1").update([facts()], [refused], 0.0)
+    assert (state_of(worker), worker.reason) == ("UNHEALTHY", "num_layers differs")
+
+
+@pytest.mark.parametrize(
+    ("views", "state", "reason"),
+    [
+        ([view("refused", pid=0, reason="rope differs")], "UNHEALTHY", "rope differs"),
+        ([view("refused", pid=0, reason="rope differs"), view("ready")], "SERVING", ""),
+        ([view("ready")], "SERVING", ""),
+        ([], "SERVING", ""),
+    ],
+)
+def test_a_worker_of_a_pool_that_all_routers_refused_does_not_serve(
+    views: list[GetClusterStatusResponse], state: str, reason: str
+) -> None:
+    serving = pool_service_pb2.PoolWorker(
+        name="decode-0", runner="ray", pid=7, state=pool_service_pb2.POOL_WORKER_STATE_SERVING
+    )
+    (worker,) = with_refusals([serving], views)
+    assert (state_of(worker), worker.reason, worker.pid) == (state, reason, 7)
 
 
 def test_the_time_counts_from_the_change() -> None:

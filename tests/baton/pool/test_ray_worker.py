@@ -15,6 +15,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from baton.errors import BatonError, ConfigError, ModelError, Unavailable
 from baton.health import WorkerHealth, WorkerLoad
 from baton.pool.ray_worker import RayWorker
 from baton.pool.runtime import Place, WorkerAnswer, WorkerFacts, WorkerLost
@@ -82,6 +83,18 @@ async def test_whatever_ray_says_of_a_call_that_failed_the_worker_is_lost(
     "error",
     [ActorDiedError, lambda: OutOfMemoryError("its node has no memory left")],
 )
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("baton.errors.ModelError", ModelError), ("baton.errors.ConfigError", ConfigError), ("E", Unavailable)],
+)
+async def test_the_error_of_a_constructor_is_known_by_its_class(name: str, kind: type[BatonError]) -> None:
+    cause = RayTaskError("__init__", f"Traceback\n  ...\n{name}: no head", ValueError("no head"))
+    with pytest.raises(WorkerLost) as caught:
+        await worker(facts=PlayedMethod(ActorDiedError(cause))).facts()
+    assert caught.value.error is kind
+    assert caught.value.reason == ("no head" if kind is not Unavailable else "E: no head")
+
+
 async def test_a_question_that_ray_could_not_bring_is_no_answer(error: Callable[[], RayError]) -> None:
     assert await worker(look=PlayedMethod(error())).ask() is None
 

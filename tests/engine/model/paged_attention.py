@@ -22,7 +22,10 @@ SCALE = 0.31
 
 
 class PagedSequences:
-    """Sequences of the given lengths: q [n, H, h], k and v [n, K, h] each. Change them before a step."""
+    """Sequences of the given lengths: q [n, H, h], k and v [n, K, h] each. Change them before a step.
+
+    dtype: of q, k and v.  cache_dtype: that of the cache, if it is another.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,8 @@ class PagedSequences:
         head_dim: int = 10,
         block_size: int = 4,
         layout: str = "HND",
+        dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         num_heads, num_kv_heads = heads
         generator = torch.Generator().manual_seed(sum(lengths))
@@ -39,7 +44,7 @@ class PagedSequences:
         free = random.Random(3).sample(range(sum(counts) + 2), sum(counts) + 2)
         self.block_ids = [[free.pop() for _ in range(count)] for count in counts]
         self.q, self.k, self.v = (
-            [torch.randn(length, count, head_dim, generator=generator) for length in lengths]
+            [torch.randn(length, count, head_dim, generator=generator).to(dtype) for length in lengths]
             for count in (num_heads, num_kv_heads, num_kv_heads)
         )
         shape = CacheShape(
@@ -48,7 +53,7 @@ class PagedSequences:
             num_kv_heads=num_kv_heads,
             block_size=block_size,
             head_dim=head_dim,
-            dtype=torch.float32,
+            dtype=cache_dtype or dtype,
             layout=layout,
         )
         cache = KVCache(shape)
@@ -56,7 +61,9 @@ class PagedSequences:
         self._layer = cache.layer(1)
         self._block_size = block_size
 
-    def step(self, spans: Sequence[tuple[int, int]], windows: Sequence[int]) -> dict[int, list[torch.Tensor]]:
+    def step(
+        self, spans: Sequence[tuple[int, int]], windows: Sequence[int], *, wide_scores: bool = False
+    ) -> dict[int, list[torch.Tensor]]:
         """Computes tokens first .. end of each sequence as one batch; those before are put in the cache.
 
         Returns of each window the outputs of each sequence, [end - first, H, h].
@@ -65,7 +72,7 @@ class PagedSequences:
         for index, (first, _) in enumerate(spans):
             blocks, offsets = self._slots(index, 0, first)
             old = torch.stack([self.k[index][:first], self.v[index][:first]], dim=1)
-            self._layer[blocks, :, :, offsets] = old
+            self._layer[blocks, :, :, offsets] = old.to(self._layer.dtype)
         q, k, v = (
             torch.cat([x[first:end] for x, (first, end) in zip(tensors, spans, strict=True)])
             for tensors in (self.q, self.k, self.v)
@@ -75,14 +82,19 @@ class PagedSequences:
         kv_T2Kh = qkv[:, q.shape[1] :].unflatten(1, (2, -1))
         store(kv_T2Kh, self._layer, plan)
         counts = [end - first for first, end in spans]
-        return {
-            window: list(
-                attend(qkv[:, : q.shape[1]], kv_T2Kh, self._layer, plan, window=window, scale=SCALE).split(
-                    counts
-                )
+        outputs = {
+            window: attend(
+                qkv[:, : q.shape[1]],
+                kv_T2Kh,
+                self._layer,
+                plan,
+                window=window,
+                scale=SCALE,
+                wide_scores=wide_scores,
             )
             for window in windows
         }
+        return {window: list(output_THh.split(counts)) for window, output_THh in outputs.items()}
 
     def plan(self, spans: Sequence[tuple[int, int]], windows: Sequence[int]) -> AttentionPlan:
         """Of such a step."""

@@ -114,6 +114,68 @@ def test_every_window_of_a_batch_gives_the_dense_softmax(
             )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.usefixtures("path")
+def test_wide_scores_tell_keys_apart_whose_scores_are_all_in_the_thousands(
+    step: list[tuple[int, int]], dtype: torch.dtype, layout: str
+) -> None:
+    # One dimension gives every key the same score, 0.31 * 80 * 80 = 1984: steps of bfloat16 there are 8, of
+    # float16 1, and the other dimensions' scores are around 1.
+    sequences = PagedSequences([end for _, end in step], layout=layout, dtype=dtype)
+    for q, k in zip(sequences.q, sequences.k, strict=True):
+        q[..., 3] = k[..., 3] = 80
+
+    outputs = sequences.step(step, [0, 5, 63], wide_scores=True)
+
+    for window in outputs:
+        for index, (first, end) in enumerate(step):
+            output = outputs[window][index]
+            assert output.dtype is dtype
+            # Weights and the result are rounded: two halves of a step of a result that is seldom above 2.
+            torch.testing.assert_close(
+                output.double(),
+                sequences.expected(index, first, end, window),
+                rtol=2 * torch.finfo(dtype).eps,
+                atol=torch.finfo(dtype).eps,
+            )
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.usefixtures("path")
+def test_wide_scores_are_what_fp32_has_anyway(step: list[tuple[int, int]]) -> None:
+    sequences = PagedSequences([end for _, end in step])
+
+    plain, wide = (sequences.step(step, [0, 5], wide_scores=wide) for wide in (False, True))
+
+    for window in (0, 5):
+        assert torch.equal(torch.cat(plain[window]), torch.cat(wide[window]))
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("most", [65504.0, -65504.0])
+@pytest.mark.parametrize("span", [(8, 9), (5, 9)], ids=["decode", "chunk"])
+@pytest.mark.usefixtures("path")
+def test_float16_reads_its_largest_numbers_from_any_cache(
+    span: tuple[int, int], most: float, cache_dtype: torch.dtype
+) -> None:
+    # bfloat16 has no 65504 and keeps 65536, which float16 has not.
+    sequences = PagedSequences([9], dtype=torch.float16, cache_dtype=cache_dtype)
+    sequences.q[0][..., 0] = 2**-14
+    sequences.k[0][:, :, 0] = 0
+    sequences.k[0][2, :, 0] = sequences.v[0][2, :, 0] = most
+    expected = sequences.expected(0, *span, 0)
+    # The key's score is 1.24 more than the others', or less, and its weight far from 0 and 1.
+    weights = expected[..., 0] / most
+    assert weights.min() > 0.001
+    assert weights.max() < 0.95
+
+    output = sequences.step([span], [0])[0][0]
+
+    # Scores are rounded, and with a bfloat16 cache all other keys and values.
+    torch.testing.assert_close(output.double(), expected, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("span", [(40, 41), (40, 43), (31, 50)], ids=["decode", "short chunk", "long chunk"])
 @pytest.mark.usefixtures("path")
 def test_blocks_wholly_before_the_window_are_not_read(span: tuple[int, int], layout: str) -> None:

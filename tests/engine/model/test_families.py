@@ -119,7 +119,7 @@ def test_32_greedy_tokens_equal_those_of_transformers(family_model: Families, na
 def test_half_precision_stays_close_to_the_fp32_reference(
     family_model: Families, name: str, dtype: torch.dtype, bound: float
 ) -> None:
-    # Mean error in means of the logits: 0.042 and 0.019 at most over six seeds, both of mixtures, where
+    # Mean error in means of the logits: 0.044 and 0.033 at most over six seeds, both of mixtures, where
     # rounding now and then chooses another expert.
     folder, reference = family_model(name)
     runner = load_runner(folder, layout=layout_of(name, 0), dtype=dtype)

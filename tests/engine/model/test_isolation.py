@@ -1,7 +1,8 @@
 """No request ever sees what is not its own: stale slots, padding, free and foreign blocks, its neighbors.
 
 Where shapes are equal nothing may change a single bit; where a batch has other neighbors, sums may be taken
-in another order, so logits are compared with a tolerance and greedy tokens exactly.
+in another order, so logits are compared with a tolerance and greedy tokens exactly. So it is where the
+experts of a mixture have other numbers of tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from engine.request import Request
 from engine.runner import ModelRunner
@@ -41,6 +49,15 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         LlamaForCausalLM(LlamaConfig(**settings)).save_pretrained(folder)
     else:
         MistralForCausalLM(MistralConfig(**settings, sliding_window=WINDOW)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixture")
+    torch.manual_seed(1)
+    settings = AWKWARD | {"initializer_range": 0.2, "num_local_experts": 5, "num_experts_per_tok": 2}
+    MixtralForCausalLM(MixtralConfig(**settings, sliding_window=None)).save_pretrained(folder)
     return folder
 
 
@@ -98,29 +115,45 @@ def test_the_layout_of_the_cache_changes_no_bit(folder: Path, dtype: torch.dtype
     )
 
 
+def beside_others(runner: ModelRunner, seed: int) -> torch.Tensor:
+    """Logits of chunks, a prompt and decode steps. seed: of their neighbors' tokens; lengths are fixed."""
+    free, rng = shuffled_blocks(), random.Random(seed)
+    own = [scattered(prompt, free, room=2) for prompt in prompts_of(26, 13)]
+    others = [scattered([rng.randrange(101) for _ in range(n)], free, room=2) for n in (19, 33)]
+    seen = []
+    for counts in ((9, 13, 19, 8), (17, 1, 1, 25), (1, 1, 1, 1)):
+        requests = [own[0], own[1], others[0], others[1]]
+        for request in requests:
+            if not request.num_pending_tokens:
+                request.token_ids.append(rng.randrange(101) if request in others else 11)
+        order = [2, 0, 3, 1]
+        logits = logits_of(runner, [(requests[index], counts[index]) for index in order])
+        seen += [logits[1], logits[3]]
+    return torch.cat(seen)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_neighbors_say_changes_no_bit(folder: Path, dtype: torch.dtype) -> None:
-    # Chunks, a prompt and decode steps beside neighbors of equal length and other tokens.
-    def watched(neighbor_seed: int) -> torch.Tensor:
-        runner, free, rng = (
-            runner_of(folder, torch.nan, dtype),
-            shuffled_blocks(),
-            random.Random(neighbor_seed),
-        )
-        own = [scattered(prompt, free, room=2) for prompt in prompts_of(26, 13)]
-        others = [scattered([rng.randrange(101) for _ in range(n)], free, room=2) for n in (19, 33)]
-        seen = []
-        for counts in ((9, 13, 19, 8), (17, 1, 1, 25), (1, 1, 1, 1)):
-            requests = [own[0], own[1], others[0], others[1]]
-            for request in requests:
-                if not request.num_pending_tokens:
-                    request.token_ids.append(rng.randrange(101) if request in others else 11)
-            order = [2, 0, 3, 1]
-            logits = logits_of(runner, [(requests[index], counts[index]) for index in order])
-            seen += [logits[1], logits[3]]
-        return torch.cat(seen)
+    one, other = (beside_others(runner_of(folder, torch.nan, dtype), seed) for seed in (1, 2))
 
-    assert torch.equal(watched(1), watched(2))
+    assert torch.equal(one, other)
+
+
+def test_what_neighbors_say_changes_the_order_of_sums_of_a_mixture(mixture: Path) -> None:
+    # Which tokens an expert computes hangs on all of them, and the order of sums on how many these are.
+    first, *rest = (beside_others(runner_of(mixture, torch.nan, torch.float32), seed) for seed in range(6))
+
+    for other in rest:
+        torch.testing.assert_close(other, first, rtol=0.0, atol=1e-5)
+        assert torch.equal(other.argmax(dim=-1), first.argmax(dim=-1))
+
+
+def test_what_lies_in_unused_slots_changes_no_bit_of_a_mixture(mixture: Path) -> None:
+    clean, poisoned = (
+        life_of_a_batch(runner_of(mixture, poison, torch.float32)) for poison in (0.0, torch.nan)
+    )
+
+    assert torch.equal(poisoned, clean)
 
 
 def test_what_is_not_finite_in_a_neighbor_stays_there(folder: Path) -> None:

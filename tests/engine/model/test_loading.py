@@ -6,13 +6,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from baton.errors import ModelError
 from baton.model_config import ModelConfig
+from engine.model import loading
 from engine.model.decoder import Decoder
 from engine.model.loading import load_decoder
 from engine.model.weights import Checkpoint
@@ -36,7 +39,7 @@ def edited(reference_model: Reference, tmp_path: Path) -> Edited:
         tensors = load_file(source / "model.safetensors")
         change(tensors)
         shutil.copy(source / "config.json", tmp_path)
-        save_file(tensors, tmp_path / "model.safetensors")
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
         return tmp_path
 
     return edit
@@ -94,23 +97,87 @@ def logits(folder: Path) -> torch.Tensor:
     return logits_of(load_runner(folder), [(make_request([3, 1, 4], block_ids=[1]), 3)])[0]
 
 
-def test_tied_heads_stored_or_not_are_the_embedding(edited: Edited, tmp_path: Path) -> None:
-    folder = set_tied(edited(lambda _tensors: None), tied=True)
-    stored = logits(folder)
-    without = logits(set_tied(edited(lambda tensors: tensors.pop("lm_head.weight")), tied=True))
-    assert torch.equal(stored, without)
-
-    as_head = edited(
-        lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
-    )
-    assert torch.equal(stored, logits(set_tied(as_head, tied=False)))
-
-
-def test_an_untied_head_is_not_the_embedding(edited: Edited, reference_model: Reference) -> None:
-    _, reference = reference_model(tie_word_embeddings=False)
+def of_transformers(folder: Path) -> torch.Tensor:
+    """The same of the folder as transformers reads it."""
     with torch.no_grad():
-        expected = reference(torch.tensor([[3, 1, 4]])).logits[0]
-    torch.testing.assert_close(logits(edited(lambda _tensors: None)), expected, atol=1e-4, rtol=0)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return model(torch.tensor([[3, 1, 4]])).logits[0]
+
+
+def assert_as_transformers(folder: Path) -> torch.Tensor:
+    computed = logits(folder)
+    torch.testing.assert_close(computed, of_transformers(folder), atol=1e-4, rtol=0)
+    return computed
+
+
+def with_equal_head(tensors: Tensors) -> None:
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+
+def without_head(tensors: Tensors) -> None:
+    del tensors["lm_head.weight"]
+
+
+def without_embedding(tensors: Tensors) -> None:
+    del tensors["model.embed_tokens.weight"]
+
+
+tied_heads = pytest.mark.parametrize("change", [with_equal_head, without_head, without_embedding])
+
+
+@tied_heads
+def test_a_tied_head_is_the_embedding_whichever_is_stored(
+    edited: Edited, change: Callable[[Tensors], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert_as_transformers(set_tied(edited(change), tied=True))
+    assert caplog.records == []
+
+
+@tied_heads
+def test_a_tied_head_is_in_memory_once(
+    edited: Edited, change: Callable[[Tensors], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = set_tied(edited(change), tied=True)
+    built: dict[str, Any] = {}
+    monkeypatch.setattr(loading, "Decoder", lambda _config, **parts: built.update(parts))
+
+    load(folder)
+
+    assert built["head"] is built["embedding"]
+
+
+def test_a_stored_head_that_differs_is_used_though_config_json_ties_it(
+    edited: Edited, reference_model: Reference, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = set_tied(edited(lambda _tensors: None), tied=True)
+    _, untied = reference_model(tie_word_embeddings=False)
+
+    computed = assert_as_transformers(folder)
+
+    with torch.no_grad():
+        torch.testing.assert_close(computed, untied(torch.tensor([[3, 1, 4]])).logits[0], atol=1e-4, rtol=0)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "engine.model.loading"]
+    assert "has a head of its own, which is used; set tie_word_embeddings to false" in said
+
+
+def test_a_tied_head_of_another_shape(edited: Edited) -> None:
+    folder = edited(lambda tensors: tensors.update({"lm_head.weight": torch.zeros(103, 60)}))
+    with pytest.raises(ModelError, match=r"lm_head\.weight has shape \(103, 60\), config.json asks for"):
+        load(set_tied(folder, tied=True))
+
+
+def test_neither_embedding_nor_head(edited: Edited) -> None:
+    folder = edited(lambda tensors: [without_head(tensors), without_embedding(tensors)])
+    with pytest.raises(ModelError, match=r"no tensor model\.embed_tokens\.weight"):
+        load(set_tied(folder, tied=True))
+
+
+def test_an_equal_head_of_an_untied_model(edited: Edited) -> None:
+    assert_as_transformers(set_tied(edited(with_equal_head), tied=False))
+
+
+def test_an_untied_head_is_not_the_embedding(edited: Edited) -> None:
+    assert_as_transformers(edited(lambda _tensors: None))
 
 
 def test_a_missing_head_is_no_tied_one(edited: Edited) -> None:

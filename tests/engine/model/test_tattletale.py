@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.architectures import find_architecture
 from baton.errors import ModelError
 from baton.models import ModelDir
 from baton.sampling import SamplingParams
@@ -21,7 +22,6 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.events import RequestFailed
 from engine.kv_cache import CacheShape, KVCache
-from baton.architectures import find_architecture
 from engine.model.tattletale import TattleTaleRunner
 from engine.request import Request
 from tests.engine.tiny_models import make_request

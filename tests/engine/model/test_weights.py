@@ -150,6 +150,21 @@ def test_a_part_of_another_shape(write: Write) -> None:
         checkpoint.take_into(torch.empty(4, 3), "a")
 
 
+def test_equal_values_are_found_equal_in_the_dtype_they_would_be_read_in(write: Write) -> None:
+    # More rows than are compared at a time; only bfloat16 rounds the third tensor to the first.
+    a = random(2100, 3).bfloat16().float()
+    other = a.clone()
+    other[2099, 2] += 1
+    checkpoint = Checkpoint([write({"a": a, "other": other, "near": a * (1 + 2**-12)})])
+
+    assert checkpoint.holds(a, "a")
+    assert not checkpoint.holds(a, "other")
+    assert not checkpoint.holds(a, "near")
+    assert checkpoint.holds(a.bfloat16(), "near")
+    with pytest.raises(ModelError, match=r"a has shape \(2100, 3\), config.json asks for \(2100, 4\)"):
+        checkpoint.holds(torch.zeros(2100, 4), "a")
+
+
 def test_progress_is_in_bytes_of_the_file_and_ends_at_its_size(write: Write) -> None:
     path = write({"a": random(10), "b": random(4, dtype=torch.bfloat16), "x.inv_freq": random(8)})
     told: list[tuple[int, int]] = []
