@@ -35,6 +35,7 @@ FIELDS = {
     "sampler_version": 1,
     "key_version": 1,
     "attention": "{}",
+    "mlp": "{}",
 }
 LLAMA3 = {
     "factor": 8.0,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import ConfigError
+from baton.errors import BatonError, ConfigError, ModelError, Unavailable
 from baton.process import report_errors, run, run_until, stop_on_signals, unless_stopped, write_ready_file
 
 GUARD_S = 5

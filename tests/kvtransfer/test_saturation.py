@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvtransfer.saturation import INTERVAL_S, SaturationLog
-from tests.kvtransfer.rig import make_rig
+from tests.kvtransfer.rig import make_cache, make_rig
 from tests.kvtransfer.test_receiver import feed, frames_of, open_write
 
 torch.set_num_threads(1)
@@ -29,7 +29,7 @@ def test_the_first_is_told_at_once_and_the_others_once_a_minute(caplog: pytest.L
 
 
 def test_a_write_into_a_float16_cache_tells_of_what_it_saturates(caplog: pytest.LogCaptureFixture) -> None:
-    rig = make_rig(target_dtype=torch.float16)
+    rig = make_rig(cache=make_cache(dtype=torch.float16))
     # Block 5 of the source is the first of the sequence.
     rig.source.logical[5, 0, 0, 0, :2] = 70000.0
     feed(open_write(rig, rig.reserve(b"a", 20)), frames_of(rig, 20))
@@ -38,6 +38,6 @@ def test_a_write_into_a_float16_cache_tells_of_what_it_saturates(caplog: pytest.
 
 
 def test_kv_that_fits_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    rig = make_rig(target_dtype=torch.float16)
+    rig = make_rig(cache=make_cache(dtype=torch.float16))
     feed(open_write(rig, rig.reserve(b"a", 20)), frames_of(rig, 20))
     assert warnings_of(caplog) == []

@@ -164,6 +164,9 @@ async def test_a_request_that_fails_in_its_last_step_commits_nothing() -> None:
         runner.go_on(1)
         await r.router.next("credit_grant")
         assert (await r.router.next("ended")).failure.code == "NON_FINITE_LOGITS"
+        assert [record.msg["event"] for record in caplog.records if record.levelname == "WARNING"] == [
+            "logits are not finite"
+        ]
         await until(lambda: r.nothing() and r.decode.receiver.num_open_writes == 0)
         assert committed == []
         assert r.decode._leases.get(A).is_uncommitted

@@ -27,7 +27,9 @@ LOAD = WorkerLoad(num_attempts=1, num_running=1, num_waiting=0, num_free_blocks=
 class PlayedWorker:
     """Serves start_s after its start. drain_s: how long it takes to leave; None for ever."""
 
-    def __init__(self, facts: WorkerFacts, *, start_s: float, drain_s: float | None, broken: str) -> None:
+    def __init__(
+        self, facts: WorkerFacts, *, start_s: float, drain_s: float | None, broken: WorkerLost | None
+    ) -> None:
         self.actor_id = f"actor-{facts.pid}"
         self.is_silent = False
         self.health = WELL
@@ -38,10 +40,10 @@ class PlayedWorker:
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._start = asyncio.create_task(self._begin(start_s, broken))
 
-    async def _begin(self, start_s: float, broken: str) -> None:
+    async def _begin(self, start_s: float, broken: WorkerLost | None) -> None:
         await asyncio.sleep(start_s)
-        if broken:
-            raise WorkerLost(broken)
+        if broken is not None:
+            raise broken
 
     async def facts(self) -> WorkerFacts:
         await asyncio.shield(self._start)
@@ -79,7 +81,7 @@ class PlayedRuntime:
     slots: dict[str, int] = field(default_factory=lambda: {"n1": 8})
     start_s: float = 1.0
     drain_s: float | None = 0.5
-    broken: str = ""
+    broken: WorkerLost | None = None
     silent_s: float = 0.0
     reserve_s: float = 0.0
     is_gone: bool = False

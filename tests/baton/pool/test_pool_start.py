@@ -24,9 +24,9 @@ async def test_it_starts_when_its_workers_do() -> None:
 
 @virtually
 async def test_a_wrong_setting_is_reported_at_the_start_and_not_retried() -> None:
-    runtime = PlayedRuntime(broken="ModelError: no config.json")
+    runtime = PlayedRuntime(broken=WorkerLost("no config.json", ModelError))
     pool = new_pool(runtime)
-    with pytest.raises(Unavailable, match="decode-0 cannot serve: ModelError"):
+    with pytest.raises(ModelError, match=r"decode-0 cannot serve: no config\.json"):
         await pool.start(1)
     await pool.close()
     assert (runtime.log, runtime.groups) == (["start decode-0"], {})
@@ -142,7 +142,7 @@ def test_new_settings_with_which_a_worker_cannot_start_cost_one_worker(
     async def play() -> None:
         runtime = PlayedRuntime(start_s=0.0)
         left = await left_by_an_earlier_pool(runtime, 3)
-        runtime.broken = "ModelError: no config.json"
+        runtime.broken = WorkerLost("no config.json")
         async with running(3, runtime, log_dir="/elsewhere") as pool:
             await asyncio.sleep(60.0)
             assert list(states(pool).values()) == [State.FAILED, State.SERVING, State.SERVING]

@@ -290,12 +290,12 @@ def test_the_log_tells_a_drain_that_failed_and_a_planned_start_from_a_death(
 async def test_a_worker_that_was_given_up_is_forgotten_when_it_is_tried_again() -> None:
     runtime = PlayedRuntime(start_s=0.0)
     async with running(2, runtime) as pool:
-        runtime.broken = "out of memory"
+        runtime.broken = WorkerLost("out of memory")
         runtime.workers["decode-0"].die()
         await asyncio.sleep(60.0)
         given_up = weakref.ref(member(pool, "decode-0"))
         assert given_up().state is State.FAILED
-        runtime.broken = ""
+        runtime.broken = None
         pool.scale(2)
         await asyncio.sleep(2.0)
         gc.collect()

@@ -149,7 +149,8 @@ def test_biases_that_lift_all_scores_cost_no_more_than_in_a_fused_operator(
     tmp_path: Path, dtype: str, bias: int
 ) -> None:
     # As in Qwen2 and Qwen2.5: scores are 1024, 10,000 or 122,500 more than without, nearly alike for all
-    # keys. At 1024 the steps of bfloat16 are 8 and those of float16 1; at 10,000 these are 8; 122,500 is infinite.
+    # keys. At 1024 the steps of bfloat16 are 8 and those of float16 1; at 10,000 these are 8, and 122,500 is
+    # infinite.
     half = getattr(torch, dtype)
     save_biased(tmp_path, bias, half)
     exact, fused = (hugging_face(tmp_path, each) for each in (torch.float32, half))
