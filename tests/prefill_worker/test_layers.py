@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
+import pytest
 
 from engine.batch import ForwardBatch, StepOutput
 from engine.kv_cache import KVCache
@@ -146,7 +147,9 @@ async def test_what_was_cached_is_sent_as_the_first_layer_is_there() -> None:
         assert made.holds(B, prompt) == [[True] * 40] * 2
 
 
-async def test_a_request_that_fails_in_its_last_step_commits_nothing() -> None:
+async def test_a_request_that_fails_in_its_last_step_commits_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     prompt = list(range(10))
     async with layers() as made:
         r, runner = made.rig, made.runner

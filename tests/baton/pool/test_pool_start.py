@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from baton.errors import Unavailable
-from baton.pool.runtime import FoundWorker
+from baton.errors import ModelError, Unavailable
+from baton.pool.runtime import FoundWorker, WorkerLost
 from baton.pool.state import State
 from tests.baton.pool.played_pool import new_pool, running, states
 from tests.baton.pool.played_runtime import PlayedRuntime, PlayedWorker

@@ -80,10 +80,6 @@ async def test_whatever_ray_says_of_a_call_that_failed_the_worker_is_lost(
 
 
 @pytest.mark.parametrize(
-    "error",
-    [ActorDiedError, lambda: OutOfMemoryError("its node has no memory left")],
-)
-@pytest.mark.parametrize(
     ("name", "kind"),
     [("baton.errors.ModelError", ModelError), ("baton.errors.ConfigError", ConfigError), ("E", Unavailable)],
 )
@@ -95,6 +91,10 @@ async def test_the_error_of_a_constructor_is_known_by_its_class(name: str, kind:
     assert caught.value.reason == ("no head" if kind is not Unavailable else "E: no head")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [ActorDiedError, lambda: OutOfMemoryError("its node has no memory left")],
+)
 async def test_a_question_that_ray_could_not_bring_is_no_answer(error: Callable[[], RayError]) -> None:
     assert await worker(look=PlayedMethod(error())).ask() is None
 

@@ -11,6 +11,7 @@ import pytest
 
 from baton.errors import InvalidRequest, Unavailable
 from baton.health import WorkerHealth
+from baton.pool.runtime import WorkerLost
 from baton.pool.state import State
 from tests.baton.pool.played_pool import member, new_pool, running, states
 from tests.baton.pool.played_runtime import PlayedRuntime
