@@ -41,6 +41,9 @@ class LogWarnings:
 
 
 def _readable(name: str, entry: dict[str, object]) -> str:
-    parts = [str(entry[field]) for field in ("reason", "saturated_values") if field in entry]
-    what = ": ".join([f"warning: {name}: {entry['event']}", *parts])
+    what = f"warning: {name}: {entry['event']}"
+    if "reason" in entry:
+        what += f": {entry['reason']}"
+    if "saturated_values" in entry:
+        what += f" ({entry['saturated_values']} values)"
     return f"{what}; {entry['remedy']}" if "remedy" in entry else what

@@ -285,6 +285,12 @@ async def test_a_lease_expires_in_time_although_an_older_tombstone_lives_longer(
         await until(r.nothing)
 
 
+async def test_heartbeats_tell_how_many_values_its_cache_could_not_hold() -> None:
+    async with rig() as r:
+        r.worker.receiver.counters["saturated_values"] += 12
+        assert (await r.router.heartbeat()).num_saturated_values == 12
+
+
 async def test_heartbeats_renew_leases() -> None:
     async with rig(lease_ttl_s=0.2) as r:
         await r.lease(A, list(range(9)))

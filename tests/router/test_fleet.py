@@ -170,3 +170,14 @@ async def test_a_worker_whose_step_is_stuck_is_lost_although_it_is_alive() -> No
         assert "wedged" in before.reason
         # It still announces itself, so it is dialled again.
         await until(lambda: any(link.is_ready for link in stage.fleet.links))
+
+
+async def test_a_worker_that_serves_and_cuts_kv_has_a_note() -> None:
+    async with staged() as stage:
+        worker = await stage.decode()
+        (link,) = stage.fleet.links
+        assert link.status().reason == ""
+        worker.send(heartbeat={"num_free_blocks": worker.num_blocks, "num_saturated_values": 12})
+        await until(lambda: link.status().reason != "")
+        assert link.status().state == "ready"
+        assert link.status().reason.startswith("12 values of KV exceeded its float16 cache")

@@ -33,7 +33,10 @@ def test_help_lists_the_commands(monkeypatch, capsys, arguments):
     assert code == 0
     assert "Usage: baton" in out
     assert "pull" in out
-    codes = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing answers, 130 interrupted."
+    codes = (
+        "Exit codes: 0 done, 1 failed or the model cannot be used, 2 wrong usage or setting, "
+        "3 nothing answers, 130 interrupted."
+    )
     assert codes in " ".join(out.split())
 
 

@@ -103,3 +103,13 @@ def test_a_number_must_be_given(baton, control, flags) -> None:
     ran = baton("scale", *flags, "--address", control.address)
     assert ran.code == 2
     assert control.asked == []
+
+
+def test_while_it_waits_it_says_why_one_does_not_serve(baton, control) -> None:
+    control.lists = [
+        [worker("decode-1", "UNHEALTHY", reason="num_layers differs")],
+        [worker("decode-0"), worker("decode-1")],
+    ]
+    ran = baton("scale", "--decode", "2", "--address", control.address)
+    assert ran.code == 0
+    assert "waiting for decode-1 (unhealthy); decode-1: num_layers differs" in ran.err

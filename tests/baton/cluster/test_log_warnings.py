@@ -21,12 +21,10 @@ def test_each_warning_is_shown_once_with_its_worker_and_remedy(tmp_path: Path) -
     assert warnings.lines() == []
     write(tmp_path, "decode-0", {"event": "engine ready"}, NOT_COMPILED)
     write(tmp_path, "prefill-0", {"event": "no structured output", "reason": "x"})
-    assert warnings.lines() == [
-        "warning: decode-0: layers are not compiled: no g++; install g++",
-    ]
+    assert warnings.lines() == ["warning: decode-0: layers are not compiled: no g++; install g++"]
     assert warnings.lines() == []
     write(tmp_path, "decode-0", TOO_LARGE)
-    assert warnings.lines() == ["warning: decode-0: KV exceeds float16: 12; use bfloat16"]
+    assert warnings.lines() == ["warning: decode-0: KV exceeds float16 (12 values); use bfloat16"]
 
 
 def test_those_of_an_earlier_run_are_not_shown(tmp_path: Path) -> None:

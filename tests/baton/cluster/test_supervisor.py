@@ -102,9 +102,11 @@ async def test_a_role_that_cannot_use_its_setting_or_model_says_so_with_its_last
     tmp_path: Path, status: int, kind: type[BatonError]
 ) -> None:
     script = f"print('the head is missing', flush=True); raise SystemExit({status})"
-    async with Guard() as guard, running(child("prefill-0", script, tmp_path, guard), reports=[]) as (_, task):
-        with pytest.raises(kind, match=r"prefill-0 ended with(.|\n)*the head is missing"):
-            await task
+    async with Guard() as guard:
+        refusing = child("prefill-0", script, tmp_path, guard)
+        async with running(refusing, reports=[]) as (_, task):
+            with pytest.raises(kind, match=r"prefill-0 ended with(.|\n)*the head is missing"):
+                await task
 
 
 async def test_the_last_of_a_role_is_given_up_after_five_quick_failures(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_new_settings_with_which_a_worker_cannot_start_cost_one_worker(
 
     play()
     told = [record.msg for record in caplog.records if record.msg["event"] == "no more workers are renewed"]
-    assert [(line["worker"], line["reason"]) for line in told] == [("decode-0", "ModelError: no config.json")]
+    assert [(line["worker"], line["reason"]) for line in told] == [("decode-0", "no config.json")]
 
 
 @virtually

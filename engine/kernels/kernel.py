@@ -1,0 +1,106 @@
+"""A Triton function with the ways it may be run, and one call of it, for a device or for a compiler.
+
+A call is data (Launch) before it is run: so the same call that an operator makes on a device can be
+compiled ahead of time for another one, with the signature and the attributes that Triton's dispatcher
+derives from its arguments. Which configuration is taken is engine/kernels/choices.py's business.
+
+Knows no model. Under TRITON_INTERPRET=1, set before triton is imported, everything runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Products and sums may be contracted into one operation, as on every backend by default; said here because
+# the compiler asks for it to be said.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel, make_backend
+from triton.runtime.jit import create_function_from_signature
+
+Grid = tuple[int, ...]
+# What a choice of configuration hangs on: names and values, such as head_dim and a bucket of lengths.
+Shape = tuple[tuple[str, int | str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One way to run a kernel. constants: its tile sizes, by the names of the function's constexprs."""
+
+    constants: Mapping[str, int]
+    num_warps: int
+    num_stages: int = 1
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{name}={value}" for name, value in self.constants.items())
+        return f"{sizes} warps={self.num_warps} stages={self.num_stages}"
+
+
+def _all(_shape: Mapping[str, int | str], _config: Config) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A Triton function and its declared configurations, the one for unmeasured devices first.
+
+    accepts: whether a configuration makes sense for a shape.
+    """
+
+    name: str
+    function: Any
+    configs: tuple[Config, ...]
+    accepts: Callable[[Mapping[str, int | str], Config], bool] = _all
+
+    def configs_for(self, shape: Shape) -> tuple[Config, ...]:
+        """The configurations for a shape, never none."""
+        accepted = tuple(config for config in self.configs if self.accepts(dict(shape), config))
+        if not accepted:
+            raise ValueError(f"{self.name} declares no configuration for {dict(shape)}")
+        return accepted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One call of a kernel.
+
+    arguments: the function's runtime arguments, by name: tensors and numbers.
+    constants: constexprs that the problem fixes, by name; those of the configuration come on top.
+    grid: programs, given the configuration's constants.
+    shape: what the choice of configuration hangs on.
+    """
+
+    kernel: Kernel
+    grid: Callable[[Mapping[str, int]], Grid]
+    arguments: Mapping[str, Any]
+    constants: Mapping[str, Any]
+    shape: Shape
+
+    def run(self, config: Config) -> None:
+        """Runs it on the device of its tensors; nothing if the grid is empty."""
+        grid = self.grid(config.constants)
+        if all(grid):
+            self.kernel.function[grid](**self._bound(config))
+
+    def compile(self, target: GPUTarget, config: Config) -> CompiledKernel:
+        """Machine code for a device that need not be there; tensors may be on the meta device.
+
+        Types, alignments and constants are derived by the dispatcher's own code.
+        """
+        function, backend = self.kernel.function, make_backend(target)
+        binder = create_function_from_signature(function.signature, function.params, backend)
+        bound, specialization, extra = binder(**self._bound(config))
+        options, signature, constexprs, attributes = function._pack_args(
+            backend, dict(extra), bound, specialization, extra
+        )
+        source = ASTSource(function, signature, constexprs, attributes)
+        return triton.compile(source, target=target, options=options.__dict__)
+
+    def _bound(self, config: Config) -> dict[str, Any]:
+        stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        return {**self.arguments, **self.constants, **config.constants, **stages}
