@@ -28,7 +28,7 @@ Role = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def run(role: Role) -> int:
-    """Runs a role to its end and returns its status: 0 after a drain, else that of the error, which it logs."""
+    """Runs a role to its end. Returns its status: 0 after a drain, else that of the error, which it logs."""
     try:
         asyncio.run(_until_stopped(role))
     except BatonError as error:
