@@ -11,8 +11,10 @@ from baton.v1.decode_service_pb2 import DecodeServiceSessionResponse
 from decode_worker.attempt import Attempt
 from engine.engine import Engine
 from engine.step_meter import StepLoad
+from engine.step_results import PromptLogprobs
 from kvtransfer.contract import Committed, Outcome
 from kvtransfer.prefill_times import write_prefill_times
+from kvtransfer.token_events import write_prompt_logprobs
 from kvtransfer.transports.grpc_codec import to_wire_reason
 
 
@@ -78,6 +80,11 @@ def prompt_computed(attempt: Attempt, sampled_at: float) -> DecodeServiceSession
         prefill=write_prefill_times(attempt.request, arrived_at=attempt.arrived_at, sampled_at=sampled_at),
     )
     return DecodeServiceSessionResponse(prompt_computed=message)
+
+
+def prompt_scores(attempt: Attempt, scores: PromptLogprobs) -> DecodeServiceSessionResponse:
+    """Log-probabilities of a prompt that this worker computes itself."""
+    return DecodeServiceSessionResponse(prompt_logprobs=write_prompt_logprobs(attempt.attempt_id, scores))
 
 
 def lease_outcome(attempt_id: bytes, outcome: Outcome) -> DecodeServiceSessionResponse:

@@ -28,19 +28,9 @@ from baton.sessions import converse, first_message, send_unless_ended
 from baton.telemetry import start_span
 from baton.v1 import common_pb2, decode_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest, DecodeServiceSessionResponse
+from decode_worker import reports
 from decode_worker.attempt import Attempt, RouterSession
 from decode_worker.lease_clock import LeaseClock
-from decode_worker.reports import (
-    alone_step,
-    capacity,
-    failed,
-    heartbeat,
-    lease_outcome,
-    num_reservable_blocks,
-    preempted,
-    prompt_computed,
-    step_events,
-)
 from decode_worker.reservation import reserve_blocks
 from engine.engine import Engine
 from engine.events import ChunkComputed, Event, Preempted, RequestFailed, TokenSampled
@@ -169,7 +159,7 @@ class DecodeWorker:
         if self._steps.is_wedged:
             raise Unavailable("the device makes no progress; this worker takes no sessions until it does")
         session.send(DecodeServiceSessionResponse(hello=self._identity.hello()))
-        session.send(capacity(self._engine, transfer_address=self.transfer_address, pid=self._pid))
+        session.send(reports.capacity(self._engine, transfer_address=self.transfer_address, pid=self._pid))
         self._cache_feed.join(session)
         self._sessions[session] = None
         log.info("router joined", router=opening.hello.name)
@@ -208,7 +198,7 @@ class DecodeWorker:
             result.lease.lease_id = granted.lease_id
             result.lease.ttl_ms = round(1000 * self._leases.ttl_s)
             result.lease.num_held_tokens = granted.num_held_tokens
-        result.num_free_blocks = num_reservable_blocks(self._engine)
+        result.num_free_blocks = reports.num_reservable_blocks(self._engine)
         session.send(DecodeServiceSessionResponse(reserve_result=result))
         if command.compute_locally and not isinstance(granted, BatonError):
             self._compute_locally(granted, now)
@@ -265,7 +255,7 @@ class DecodeWorker:
         attempt.span = start_span(
             "DECODING", parent=attempt.traceparent, attributes={"baton.request_id": attempt.request_id}
         )
-        send_unless_ended(attempt.session, lease_outcome(attempt.attempt_id, Committed()))
+        send_unless_ended(attempt.session, reports.lease_outcome(attempt.attempt_id, Committed()))
         if first_token is not None:
             # The router may have lost the prefill worker's own message; it drops what it knows already.
             repeated = write_first_token(attempt.attempt_id, first_token)
@@ -292,13 +282,13 @@ class DecodeWorker:
 
     def _lost(self, lease: Lease[Attempt], reason: GoneReason) -> None:
         """A lease ended without its router's doing: the router hears of it, and the attempt ends."""
-        send_unless_ended(lease.payload.session, lease_outcome(lease.attempt_id, Gone(reason)))
+        send_unless_ended(lease.payload.session, reports.lease_outcome(lease.attempt_id, Gone(reason)))
         self._end(lease.payload, reason)
 
     def _announce_alone(self, attempt_id: bytes, ended: bool) -> None:
         attempt = self._attempts.get(attempt_id)
         if attempt is not None:
-            send_unless_ended(attempt.session, alone_step(attempt_id, ended=ended))
+            send_unless_ended(attempt.session, reports.alone_step(attempt_id, ended=ended))
 
     def _on_step(self, events: list[Event]) -> None:
         by_session: dict[RouterSession, list[common_pb2.TokenEvent]] = {}
@@ -309,9 +299,11 @@ class DecodeWorker:
             elif isinstance(event, Preempted):
                 self._gave_way(attempt, outgrown=event.outgrown)
             elif isinstance(event, ChunkComputed):
+                self._tell_scores(attempt, event)
                 # Its router learns what such steps cost, though no token came of it.
                 by_session.setdefault(attempt.session, [])
             elif isinstance(event, TokenSampled):
+                self._tell_scores(attempt, event)
                 self._tell_prompt(attempt)
                 by_session.setdefault(attempt.session, []).append(write_token(event))
                 if event.request.is_finished:
@@ -319,18 +311,25 @@ class DecodeWorker:
         self._send_tokens(by_session, load=self._steps.load)
         self._drain.changed()
 
+    def _tell_scores(self, attempt: Attempt, event: ChunkComputed | TokenSampled) -> None:
+        if event.prompt_logprobs is not None:
+            send_unless_ended(attempt.session, reports.prompt_scores(attempt, event.prompt_logprobs))
+
     def _tell_prompt(self, attempt: Attempt) -> None:
         if attempt.is_computing_prompt:
             attempt.is_computing_prompt = False
-            send_unless_ended(attempt.session, prompt_computed(attempt, asyncio.get_running_loop().time()))
+            now = asyncio.get_running_loop().time()
+            send_unless_ended(attempt.session, reports.prompt_computed(attempt, now))
 
     def _send_tokens(
         self, by_session: dict[RouterSession, list[common_pb2.TokenEvent]], *, load: StepLoad | None
     ) -> None:
         """One message per router carries the tokens of all its requests."""
-        num_free_blocks = num_reservable_blocks(self._engine)
+        num_free_blocks = reports.num_reservable_blocks(self._engine)
         for session, tokens in by_session.items():
-            send_unless_ended(session, step_events(tokens, num_free_blocks=num_free_blocks, load=load))
+            send_unless_ended(
+                session, reports.step_events(tokens, num_free_blocks=num_free_blocks, load=load)
+            )
 
     def _tell_cache(self, session: RouterSession, changes: common_pb2.CacheChanges) -> None:
         send_unless_ended(session, DecodeServiceSessionResponse(cache_changes=changes))
@@ -347,11 +346,11 @@ class DecodeWorker:
         outcome = self._leases.abort_if_uncommitted(attempt_id, now)
         if not isinstance(outcome, Committed) and attempt_id in self._attempts:
             self._end(self._attempts[attempt_id])
-        send_unless_ended(session, lease_outcome(attempt_id, outcome))
+        send_unless_ended(session, reports.lease_outcome(attempt_id, outcome))
 
     def _fail(self, attempt: Attempt, error: BatonError) -> None:
         attempt.note_failure(error)
-        send_unless_ended(attempt.session, failed(attempt.attempt_id, error))
+        send_unless_ended(attempt.session, reports.failed(attempt.attempt_id, error))
         self._end(attempt)
 
     def _gave_way(self, attempt: Attempt, *, outgrown: bool) -> None:
@@ -362,7 +361,7 @@ class DecodeWorker:
             self._engine.scheduler.add(request)
             self._steps.wake()
             return
-        send_unless_ended(attempt.session, preempted(attempt.attempt_id, outgrown=outgrown))
+        send_unless_ended(attempt.session, reports.preempted(attempt.attempt_id, outgrown=outgrown))
         self._end(attempt)
 
     def _end(self, attempt: Attempt, reason: GoneReason = GoneReason.CANCELLED) -> None:
@@ -391,7 +390,7 @@ class DecodeWorker:
             self._fail(attempt, error)
 
     def _heartbeat(self) -> DecodeServiceSessionResponse:
-        return heartbeat(
+        return reports.heartbeat(
             self._engine,
             num_leases=self._leases.num_uncommitted,
             num_saturated_values=self.receiver.counters["saturated_values"],

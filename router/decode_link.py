@@ -226,6 +226,8 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
                 self._beat(message.heartbeat)
             case "cache_changes":
                 self._observer.cached(self, message.cache_changes)
+            case "prompt_logprobs":
+                self._deliver(message.prompt_logprobs.attempt_id, message.prompt_logprobs)
             case "prompt_computed":
                 self._own.prompt_computed(message.prompt_computed.attempt_id)
                 self._deliver(message.prompt_computed.attempt_id, message.prompt_computed)

@@ -248,7 +248,7 @@ class LocalCluster:
             task.result()
 
     async def tell(self, report: Report) -> None:
-        """Reports what happens to the workers, what their logs warn of, and who comes back, until cancelled."""
+        """Reports what happens to the workers, what their logs warn of, who comes back, until cancelled."""
         news = FleetNews()
         while True:
             try:

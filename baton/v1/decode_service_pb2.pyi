@@ -574,6 +574,7 @@ class DecodeServiceSessionResponse(_message.Message):
     PREEMPTED_FIELD_NUMBER: _builtins.int
     CACHE_CHANGES_FIELD_NUMBER: _builtins.int
     PROMPT_COMPUTED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _common_pb2.Hello:
         """First message."""
@@ -618,6 +619,10 @@ class DecodeServiceSessionResponse(_message.Message):
     def prompt_computed(self) -> Global___PromptComputed:
         """A prompt that was computed here is complete; right before its first token."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _common_pb2.PromptLogprobs:
+        """Log-probabilities of a prompt that is computed here."""
+
     def __init__(
         self,
         *,
@@ -632,12 +637,13 @@ class DecodeServiceSessionResponse(_message.Message):
         preempted: Global___Preempted | None = ...,
         cache_changes: _common_pb2.CacheChanges | None = ...,
         prompt_computed: Global___PromptComputed | None = ...,
+        prompt_logprobs: _common_pb2.PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "cache_changes", b"cache_changes", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "preempted", b"preempted", "prompt_computed", b"prompt_computed", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "cache_changes", b"cache_changes", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "preempted", b"preempted", "prompt_computed", b"prompt_computed", "prompt_logprobs", b"prompt_logprobs", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "cache_changes", b"cache_changes", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "preempted", b"preempted", "prompt_computed", b"prompt_computed", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_step", b"alone_step", "cache_changes", b"cache_changes", "capacity", b"capacity", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "lease_outcome", b"lease_outcome", "message", b"message", "preempted", b"preempted", "prompt_computed", b"prompt_computed", "prompt_logprobs", b"prompt_logprobs", "reserve_result", b"reserve_result", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "reserve_result", "lease_outcome", "step", "failed", "heartbeat", "alone_step", "preempted", "cache_changes", "prompt_computed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "capacity", "reserve_result", "lease_outcome", "step", "failed", "heartbeat", "alone_step", "preempted", "cache_changes", "prompt_computed", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

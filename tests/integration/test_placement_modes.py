@@ -196,6 +196,23 @@ async def test_colocated_gives_transformers_tokens(colocated_client: AsyncClient
 
 
 @pytest.mark.asyncio(loop_scope="session")
+async def test_a_decode_worker_scores_the_prompts_it_computes(
+    colocated_client: AsyncClient, tiny_model: Tiny
+) -> None:
+    prompt = prompt_of(150)
+    with torch.no_grad():
+        logprobs = tiny_model[1](torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
+    expected = [logprobs[index, token].item() for index, token in enumerate(prompt[1:])]
+
+    generation = colocated_client.generate(token_ids=prompt, max_tokens=2, temperature=0, prompt_logprobs=0)
+    await generation.text()
+
+    none, *scores = generation.prompt_logprobs
+    assert none is None
+    assert [score and score.logprob for score in scores] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.asyncio(loop_scope="session")
 async def test_requests_go_on_without_the_prefill_worker_and_return_to_it(
     auto_cluster: LocalCluster, search: AsyncClient, tiny_model: Tiny
 ) -> None:
