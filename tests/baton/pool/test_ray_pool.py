@@ -23,6 +23,7 @@ import pytest_asyncio
 
 from baton.cluster.free_ports import claim
 from baton.errors import InvalidRequest
+from baton.exit_status import WRONG_SETTING
 from baton.rpc import translate
 from baton.tether import tethered
 from baton.v1 import common_pb2, pool_service_pb2
@@ -305,7 +306,7 @@ async def test_a_worker_that_cannot_start_ends_its_pool_with_the_reason(
     monkeypatch.setenv("BATON_DECODE_BREAKS", "start")
     address = (await pool.held())["address"]
     process = start(tmp_path, f"--ray-address={address}", "--namespace=broken", "--decode-cpus=0.5")
-    assert await asyncio.to_thread(process.wait, PATIENCE_S) == 1
+    assert await asyncio.to_thread(process.wait, PATIENCE_S) == WRONG_SETTING
     assert (
         "decode-0 cannot serve: baton.errors.ConfigError: breaks is 'start'" in (tmp_path / "log").read_text()
     )
