@@ -26,7 +26,8 @@ from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.events import ChunkComputed, Event, TokenSampled
 from engine.kv_cache import KVCache
-from engine.model.decoder import Decoder, StepInputs
+from engine.model.decoder import Decoder
+from engine.model.forward_pass import StepInputs
 from engine.request import Request
 from engine.runner import ModelRunner, load_engine
 from engine.scheduler import Scheduler

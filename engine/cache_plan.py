@@ -31,7 +31,7 @@ def plan_cache(
     no more than max_running sequences of full length need.
     Raises ConfigError if it cannot hold one block, or one chunk of a prompt.
     """
-    shape = _one_block(config, model, dtype)
+    shape = one_block(config, model, dtype)
     budget_bytes, origin = _budget(config, available_bytes)
     num_blocks = budget_bytes // shape.bytes_per_block
     if not config.kv_cache_bytes:
@@ -41,7 +41,8 @@ def plan_cache(
     return shape.with_blocks(num_blocks)
 
 
-def _one_block(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> CacheShape:
+def one_block(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> CacheShape:
+    """A cache of one block, of the size that the engine takes."""
     shape = CacheShape(
         num_blocks=1,
         num_layers=model.num_layers,

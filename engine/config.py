@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from baton.errors import ConfigError
 from engine.block_size import DEFAULT_EXPECTED_TOKENS
 
+KERNELS = ("auto", "torch", "triton")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LAYOUTS = ("HND", "NHD")
 _TOKENS_PER_STEP = ("max_batch_tokens", "chunk_tokens", "mixed_tokens")
@@ -34,6 +35,7 @@ class EngineConfig:
         which bounds what a prompt adds to the gap between their tokens.
     max_running: most requests that hold a place in the batch.
     compile: compile the layers before serving; the programs are kept on disk.
+    kernels: what computes the layers: "torch", "triton", or "auto", which is triton on a GPU.
     debug_nonfinite: if logits are not finite, compute the step again and name the layer where that begins.
     """
 
@@ -66,6 +68,10 @@ class EngineConfig:
         default=64, metadata={"help": "most prompt tokens of a step that decodes as well"}
     )
     max_running: int = field(default=64, metadata={"help": "most requests in the batch"})
+    kernels: str = field(
+        default="auto",
+        metadata={"help": "torch: plain operators; triton: fused kernels; auto: triton on a GPU"},
+    )
     compile: bool = field(
         default=False, metadata={"help": "compile the layers before serving; needs a C++ compiler"}
     )
@@ -76,6 +82,13 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _require_choice("dtype", self.dtype, DTYPES)
         _require_choice("kv_dtype", self.kv_dtype, DTYPES)
+        _require_choice("kernels", self.kernels, KERNELS)
+        if self.compile and self.kernels == "triton":
+            raise ConfigError(
+                "compile and kernels = triton exclude each other: kernels are compiled already; "
+                "set kernels to torch, or leave compile out",
+                field="compile",
+            )
         _require_choice("layout", self.layout, LAYOUTS)
         for key in ("threads", "block_size", "kv_cache_bytes"):
             _require_at_least(key, getattr(self, key), 0)

@@ -26,12 +26,14 @@ from engine.batch import (
     StepOutput,
     TopTokens,
 )
-from engine.cache_plan import plan_cache
+from engine.cache_plan import one_block, plan_cache
 from engine.config import EngineConfig
 from engine.host_memory import keep_freed_memory
 from engine.kv_cache import KVCache, available_bytes
 from engine.logprobs import score
 from engine.model.loading import load_decoder
+from engine.model.pass_choice import choose_pass
+from engine.model.plain_pass import PlainPass
 from engine.model.tattletale import TattleTaleRunner
 from engine.model.weights import Checkpoint
 from engine.nonfinite import LayerSearch, sequences_of
@@ -100,7 +102,7 @@ class ModelRunner:
         from engine.model.compiled import CompiledLayer  # noqa: PLC0415
 
         compiled = CompiledLayer(cache_dir() / "compiled")
-        self.model.layer_code = compiled
+        self.model.forward_pass = PlainPass(self.model.config, compiled)
         return compiled.compile(self._compute_dummy)
 
     def warm_up(self) -> None:
@@ -188,6 +190,8 @@ def load_engine(
     model = load_decoder(model_config, checkpoint)
     if progress is not None:
         progress.finish(dtype=str(model.dtype).removeprefix("torch."))
+    kv_dtype = torch_dtype(config.kv_dtype) or model.dtype
+    model.forward_pass = choose_pass(config, model, one_block(config, model_config, kv_dtype))
     cache = allocate_cache(config, model_config, model.dtype)
     return ModelRunner(model, cache, debug_nonfinite=config.debug_nonfinite)
 

@@ -37,12 +37,16 @@ class Config:
     num_stages: int = 1
 
     def __str__(self) -> str:
-        sizes = " ".join(f"{name}={value}" for name, value in self.constants.items())
-        return f"{sizes} warps={self.num_warps} stages={self.num_stages}"
+        sizes = [f"{name}={value}" for name, value in self.constants.items()]
+        return " ".join([*sizes, f"warps={self.num_warps}", f"stages={self.num_stages}"])
 
 
 def _all(_shape: Mapping[str, int | str], _config: Config) -> bool:
     return True
+
+
+def _none(_constants: Mapping[str, int]) -> Mapping[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,7 @@ class Launch:
     constants: constexprs that the problem fixes, by name; those of the configuration come on top.
     grid: programs, given the configuration's constants.
     shape: what the choice of configuration hangs on.
+    arguments_for: runtime arguments that follow from the configuration's constants, such as tables by tile.
     """
 
     kernel: Kernel
@@ -80,6 +85,7 @@ class Launch:
     arguments: Mapping[str, Any]
     constants: Mapping[str, Any]
     shape: Shape
+    arguments_for: Callable[[Mapping[str, int]], Mapping[str, Any]] = _none
 
     def run(self, config: Config) -> None:
         """Runs it on the device of its tensors; nothing if the grid is empty."""
@@ -88,7 +94,12 @@ class Launch:
             self.kernel.function[grid](**self._bound(config))
 
     def compile(self, target: GPUTarget, config: Config) -> CompiledKernel:
-        """Machine code for a device that need not be there; tensors may be on the meta device.
+        """Machine code for a device that need not be there; tensors may be on the meta device."""
+        source, options = self.source(target, config)
+        return triton.compile(source, target=target, options=options)
+
+    def source(self, target: GPUTarget, config: Config) -> tuple[ASTSource, dict[str, Any]]:
+        """What the compiler is given, and its options.
 
         Types, alignments and constants are derived by the dispatcher's own code.
         """
@@ -98,9 +109,9 @@ class Launch:
         options, signature, constexprs, attributes = function._pack_args(
             backend, dict(extra), bound, specialization, extra
         )
-        source = ASTSource(function, signature, constexprs, attributes)
-        return triton.compile(source, target=target, options=options.__dict__)
+        return ASTSource(function, signature, constexprs, attributes), options.__dict__
 
     def _bound(self, config: Config) -> dict[str, Any]:
         stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-        return {**self.arguments, **self.constants, **config.constants, **stages}
+        further = self.arguments_for(config.constants)
+        return {**self.arguments, **further, **self.constants, **config.constants, **stages}

@@ -30,24 +30,43 @@ class Sequences:
     max_length: int
     max_seq_len: int
     _host_lengths: Int64Array
+    _host_seq_lens: Int64Array
     _tiles: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, batch: ForwardBatch, members: Int64Array, device: torch.device) -> Sequences:
         """members: [B] sequences of the batch, at least one."""
-        lengths, seq_lens = np.diff(batch.cu_seqlens_q)[members], batch.seq_lens[members]
+        return cls.of_arrays(
+            batch.cu_seqlens_q[members],
+            np.diff(batch.cu_seqlens_q)[members],
+            batch.seq_lens[members],
+            batch.block_tables[members],
+            device,
+        )
+
+    @classmethod
+    def of_arrays(
+        cls,
+        starts: Int32Array,
+        lengths: Int32Array,
+        seq_lens: Int32Array,
+        block_tables: Int32Array,
+        device: torch.device,
+    ) -> Sequences:
+        """Arrays as the fields of the same name, on the host."""
 
         def to(array: Int32Array) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(device)
 
         return cls(
-            starts=to(batch.cu_seqlens_q[members]),
+            starts=to(starts),
             lengths=to(lengths),
             seq_lens=to(seq_lens),
-            block_tables=to(batch.block_tables[members]),
+            block_tables=to(block_tables),
             max_length=int(lengths.max()),
             max_seq_len=int(seq_lens.max()),
             _host_lengths=lengths.astype(np.int64),
+            _host_seq_lens=seq_lens.astype(np.int64),
         )
 
     @property
@@ -65,7 +84,8 @@ class Sequences:
             counts = -(-self._host_lengths // rows)
             sequences = np.repeat(np.arange(len(counts)), counts)
             within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            order = np.argsort(-within, kind="stable")
+            cached = (self._host_seq_lens - self._host_lengths)[sequences]
+            order = np.argsort(-(cached + within * rows), kind="stable")
             table = np.stack([sequences[order], within[order] * rows], axis=1).astype(np.int32)
             self._tiles[rows] = torch.from_numpy(table).to(self.starts.device)
         return self._tiles[rows]

@@ -31,6 +31,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from baton.logs import get_logger
 from engine.model import layer
 from engine.model.moe import Experts
+from engine.private_folder import make_private
 
 if TYPE_CHECKING:
     from baton.model_config import ModelConfig
@@ -143,10 +144,7 @@ def _use_folder(folder: Path) -> None:
 
     Who can write there can run code here: the cache holds libraries that are loaded.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    state = folder.stat()
-    if state.st_uid != os.getuid() or state.st_mode & 0o022:
-        raise PermissionError(f"{folder} can be written by others; chmod 700 it, or set BATON_CACHE_DIR")
+    make_private(folder)
     # The compiler takes it from nowhere else.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     # Workers share the cores, and there are four programs: a pool of compiling processes is of no use.

@@ -14,6 +14,7 @@ import torch
 from baton.architectures import ARCHITECTURES
 from baton.logs import get_logger
 from engine.model.decoder import Decoder
+from engine.model.forward_pass import DecoderWeights
 from engine.model.layer import LayerWeights, Mlp, Projection
 from engine.model.moe import Experts
 from engine.model.weights import EMBEDDING, HEAD
@@ -36,7 +37,9 @@ def load_decoder(config: ModelConfig, checkpoint: Checkpoint) -> Decoder:
     checkpoint.ignore(".rotary_emb.inv_freq")
     checkpoint.release()
     checkpoint.check_all_read()
-    return Decoder(config, embedding=embedding, layers=layers, norm=norm, head=head)
+    scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
+    weights = DecoderWeights(embedding=embedding, embedding_scale=scale, layers=layers, norm=norm, head=head)
+    return Decoder(config, weights)
 
 
 def _embedding_and_head(config: ModelConfig, checkpoint: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:

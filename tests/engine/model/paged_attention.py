@@ -135,13 +135,20 @@ class PagedSequences:
 
 
 def exact_attention(
-    q_THh: torch.Tensor, k_CKh: torch.Tensor, v_CKh: torch.Tensor, window: int, scale: float
+    q_THh: torch.Tensor,
+    k_CKh: torch.Tensor,
+    v_CKh: torch.Tensor,
+    window: int,
+    scale: float,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """Of the last T of C tokens, in fp64: [T, H, h]. Query head j reads kv head j // (H / K)."""
     num_new, context = len(q_THh), len(k_CKh)
     group = q_THh.shape[1] // k_CKh.shape[1]
     q, k, v = q_THh.double(), k_CKh.double(), v_CKh.double()
     scores = torch.einsum("thd,chd->htc", q, k.repeat_interleave(group, dim=1)) * scale
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
     age = torch.arange(context - num_new, context)[:, None] - torch.arange(context)
     seen = (age >= 0) & (age < (window or context))
     weights = torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1)

@@ -16,6 +16,7 @@ from baton.sampling import SamplingParams
 from engine.config import EngineConfig
 from engine.loop import EngineLoop
 from engine.model.compiled import Compilation, CompiledLayer
+from engine.model.plain_pass import PlainPass
 from engine.runner import ModelRunner
 from tests.engine.tiny_models import (
     Families,
@@ -63,13 +64,14 @@ class CountingBackend:
 
 def use(runner: ModelRunner, folder: Path, backend: Callable[..., Any]) -> CompiledLayer:
     """Compiles the runner's layers with a backend of the test."""
-    layer = runner.model.layer_code = CompiledLayer(folder, backend=backend)
+    layer = CompiledLayer(folder, backend=backend)
+    runner.model.forward_pass = PlainPass(runner.model.config, layer)
     layer.compile(runner._compute_dummy)
     return layer
 
 
 def layer_of(runner: ModelRunner) -> CompiledLayer:
-    layer = runner.model.layer_code
+    layer = runner.model.forward_pass.layer_code
     assert isinstance(layer, CompiledLayer)
     return layer
 
@@ -125,7 +127,8 @@ def test_machine_code_of_other_families_gives_the_tokens_of_eager_layers(
     # Two equally long prompts never leave one token alone, which would be two programs more to compile.
     folder, _ = family_model(name)
     runner, prompts = load_runner(folder), prompts_of(7, 7)
-    layer = runner.model.layer_code = CompiledLayer(compiler)
+    layer = CompiledLayer(compiler)
+    runner.model.forward_pass = PlainPass(runner.model.config, layer)
 
     compilation = layer.compile(lambda num_tokens: runner._compute_dummy(max(2, num_tokens)))
 
@@ -205,7 +208,7 @@ def test_what_was_not_compiled_before_serving_is_not_compiled_later(
     runner, backend = load_runner(folder), CountingBackend()
     layer = use(runner, compiler, backend)
     other = load_runner(folder, dtype=torch.bfloat16)
-    other.model.layer_code = layer
+    other.model.forward_pass = PlainPass(other.model.config, layer)
 
     logits = mixed_logits(other)
 
@@ -233,7 +236,7 @@ def test_a_folder_that_others_can_write_is_not_used(
 def test_the_folder_is_made_for_its_owner_alone(family_model: Families, compiler: Path) -> None:
     layer = CompiledLayer(compiler / "a" / "b", backend=CountingBackend())
     runner = load_runner(family_model("llama tied")[0])
-    runner.model.layer_code = layer
+    runner.model.forward_pass = PlainPass(runner.model.config, layer)
 
     assert layer.compile(runner._compute_dummy) is not None
 

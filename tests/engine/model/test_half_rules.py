@@ -18,6 +18,8 @@ from engine.model import layer
 from engine.model.decoder import Decoder
 from engine.model.layer import LayerWeights
 from engine.model.moe import Experts
+from engine.model.forward_pass import DecoderWeights
+from engine.model.plain_pass import PlainPass
 from tests.engine.families import FULL, GEMMA, Family
 from tests.engine.tiny_models import load_runner, make_request, prompts_of, with_all_logits
 
@@ -83,7 +85,8 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def run_of(family: Family, folder: Path, dtype: torch.dtype) -> Run:
     family.save(folder)
     runner = load_runner(folder, dtype=dtype)
-    runner.model.layer_code = seen = Recorder()
+    seen = Recorder()
+    runner.model.forward_pass = PlainPass(runner.model.config, seen)
     (prompt,) = prompts_of(NUM_TOKENS)
     chunk = Chunk.of(make_request(prompt, block_ids=list(range(3))), NUM_TOKENS)
     inputs = runner.model.prepare(with_all_logits(build_batch(1, [chunk], 4)), 4)
@@ -186,7 +189,8 @@ def test_the_64_likeliest_logits_are_fp32() -> None:
     head = torch.tensor(rows, dtype=torch.bfloat16)
     settings = Family(kind="llama", settings={"hidden_size": 3}).config().to_dict()
     config = ModelConfig.from_hf(settings | {"architectures": ["LlamaForCausalLM"]})
-    decoder = Decoder(config, embedding=head, layers=[], norm=torch.ones(3), head=head)
+    weights = DecoderWeights(embedding=head, embedding_scale=1.0, layers=[], norm=torch.ones(3), head=head)
+    decoder = Decoder(config, weights)
     normed = torch.ones(2, 3, dtype=torch.bfloat16)
 
     plain = decoder.logits(normed)

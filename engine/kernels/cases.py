@@ -1,0 +1,112 @@
+"""Calls of known models on no device: what the audit compiles.
+
+Sizes are those of the models' config.json. Llama 3.1 is the common case. Qwen 2.5 has biases and seven query
+heads to a key head. Gemma 3 has heads of 256 with norms, a window, norms behind attention and MLP, and
+another activation. Heads of 80 (Danube) and 96 (Phi-3) are no powers of two; Phi-3 has Llama's layers here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from baton.model_config import ModelConfig
+from engine.kernels.kernel import Launch
+from engine.kernels.model_launches import Step, model_launches
+from engine.kv_cache import CacheShape
+
+# Enough for offsets beyond 2^31 elements; nothing is allocated.
+NUM_BLOCKS = 100_000
+BLOCK_SIZES = (16, 64)
+STEPS = (
+    Step(num_sequences=2, new_tokens=1024, context=2048),
+    Step(num_sequences=32, new_tokens=1, context=1024),
+    # One long sequence: its context is split, and a second kernel reduces.
+    Step(num_sequences=1, new_tokens=1, context=8192),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model's name and sizes, and the dtype of its weights; the cache is in the same."""
+
+    name: str
+    config: ModelConfig
+    dtype: torch.dtype = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One call. problem: what it computes, beside the kernel's name."""
+
+    model: str
+    problem: str
+    launch: Launch
+
+
+def _config(
+    architecture: str, hidden: int, intermediate: int, heads: tuple[int, int, int], vocab: int, **rest: Any
+) -> ModelConfig:
+    """heads: for queries, for keys, and their head_dim."""
+    settings: Mapping[str, Any] = {
+        "architectures": [architecture],
+        "num_hidden_layers": 32,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "head_dim": heads[2],
+        "vocab_size": vocab,
+        **rest,
+    }
+    return ModelConfig.from_hf(settings)
+
+
+LLAMA = Model(
+    name="Llama-3.1-8B",
+    config=_config("LlamaForCausalLM", 4096, 14336, (32, 8, 128), 128_256, rope_theta=500_000.0),
+)
+MODELS = (
+    LLAMA,
+    Model(name="Qwen2.5-7B", config=_config("Qwen2ForCausalLM", 3584, 18944, (28, 4, 128), 152_064)),
+    Model(
+        name="Gemma-3-4B",
+        config=_config("Gemma3ForCausalLM", 2560, 10240, (8, 4, 256), 262_208, sliding_window=1024),
+    ),
+    Model(
+        name="Danube-1.8B",
+        config=_config("MistralForCausalLM", 2560, 6912, (32, 8, 80), 32_000),
+        dtype=torch.float16,
+    ),
+    Model(name="Phi-3-mini", config=_config("LlamaForCausalLM", 3072, 8192, (32, 32, 96), 32_064)),
+)
+
+
+def cases(models: tuple[Model, ...] = MODELS, block_sizes: tuple[int, ...] = BLOCK_SIZES) -> Iterator[Case]:
+    """Every call of every model and block size: prefill, decode and what moves KV."""
+    for model in models:
+        for block_size in block_sizes:
+            for launch in launches(model, block_size):
+                yield Case(model=model.name, problem=f"blocks of {block_size}", launch=launch)
+
+
+def launches(model: Model, block_size: int) -> Iterator[Launch]:
+    """A model's calls over a cache in HND."""
+    cache_NL2Kbh = _cache(model, block_size)
+    for step in STEPS:
+        yield from model_launches(model.config, step, cache_NL2Kbh, model.dtype)
+
+
+def _cache(model: Model, block_size: int) -> torch.Tensor:
+    shape = CacheShape(
+        num_blocks=NUM_BLOCKS,
+        num_layers=model.config.num_layers,
+        num_kv_heads=model.config.num_kv_heads,
+        block_size=block_size,
+        head_dim=model.config.head_dim,
+        dtype=model.dtype,
+    )
+    return torch.empty(shape.physical, dtype=shape.dtype, device="meta")

@@ -1,0 +1,40 @@
+"""Which way an engine runs its layers: plain torch or fused kernels. Decided once, when it is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from baton.errors import ConfigError
+from engine.model.plain_pass import PlainPass
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+    from engine.kv_cache import CacheShape
+    from engine.model.decoder import Decoder
+    from engine.model.forward_pass import ForwardPass
+
+
+def choose_pass(config: EngineConfig, model: Decoder, cache: CacheShape) -> ForwardPass:
+    """The pass that config.kernels asks for; on a GPU kernels are measured, or their measurements read.
+
+    cache: of the engine; its number of blocks does not matter. Call it before the cache is allocated.
+    Raises ConfigError for kernels on a CPU, which only runs them interpreted, for tests.
+    """
+    on_gpu = model.device.type == "cuda"
+    if config.kernels == "torch" or (config.kernels == "auto" and (config.compile or not on_gpu)):
+        return PlainPass(model.config)
+    # Triton takes a second to import, and does not exist everywhere.
+    import triton  # noqa: PLC0415
+
+    from engine.kernels.choices import UNMEASURED  # noqa: PLC0415
+    from engine.kernels.model_tuning import tune_model  # noqa: PLC0415
+    from engine.model.fused_pass import FusedPass  # noqa: PLC0415
+
+    if on_gpu:
+        return FusedPass(model.config, tune_model(model.config, cache, model.dtype, model.device))
+    if not triton.knobs.runtime.interpret:
+        raise ConfigError(
+            f"kernels is triton and device is {config.device}; kernels need a GPU: set kernels to auto",
+            field="kernels",
+        )
+    return FusedPass(model.config, UNMEASURED)

@@ -1,0 +1,116 @@
+"""The layers with interpreted kernels against transformers and against the plain pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from baton.sampling import SamplingParams
+from engine.batch_builder import Chunk, build_batch
+from engine.config import EngineConfig
+from engine.kernels.choices import UNMEASURED
+from engine.kv_cache import KVCache
+from engine.loop import EngineLoop
+from engine.model.fused_pass import FusedPass
+from engine.runner import ModelRunner
+from tests.engine.tiny_models import (
+    Families,
+    greedy_reference,
+    load_runner,
+    logits_of,
+    prompts_of,
+    reference_logits,
+    scattered,
+    shuffled_blocks,
+    with_all_logits,
+)
+
+# Biases; norms of heads and behind attention, windows and two rotary embeddings; experts; a wide group.
+NAMES = ("llama untied, 4 heads on 2", "qwen2", "gemma3", "mixtral")
+TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
+
+
+def fused(runner: ModelRunner) -> ModelRunner:
+    runner.model.forward_pass = FusedPass(runner.model.config, UNMEASURED)
+    return runner
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_chunks_and_decode_tokens_in_one_batch_give_transformers_logits(
+    family_model: Families, name: str
+) -> None:
+    folder, reference = family_model(name)
+    runner = fused(load_runner(folder, layout="NHD" if name == "qwen2" else "HND"))
+    free = shuffled_blocks()
+    prompts = prompts_of(3, 70, 40, 17)
+    requests = [scattered(prompt, free) for prompt in prompts]
+    logits_of(runner, [(requests[0], 2), (requests[1], 69), (requests[2], 12)])
+
+    counts = [1, 1, 28, 17]
+    computed = logits_of(runner, list(zip(requests, counts, strict=True)))
+
+    for prompt, count, logits in zip(prompts, counts, computed, strict=True):
+        torch.testing.assert_close(logits, reference_logits(reference, prompt)[-count:], **TOLERANCE)
+
+
+def test_a_whole_engine_gives_transformers_tokens(family_model: Families) -> None:
+    folder, reference = family_model("llama untied, 4 heads on 2")
+    prompts = prompts_of(9, 21)
+    config = EngineConfig(max_batch_tokens=32, chunk_tokens=16, mixed_tokens=16, max_running=4)
+    loop = EngineLoop(fused(load_runner(folder)), config)
+
+    answers = loop.generate(prompts, SamplingParams(temperature=0, max_tokens=12))
+
+    assert [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)] == [
+        greedy_reference(reference, prompt, 12) for prompt in prompts
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_close_to_fp32_as_the_plain_pass(
+    family_model: Families, dtype: torch.dtype
+) -> None:
+    folder, reference = family_model("gemma3")
+    (prompt,) = prompts_of(33)
+    expected = reference_logits(reference, prompt)
+    errors = []
+    for runner in (load_runner(folder, dtype=dtype), fused(load_runner(folder, dtype=dtype))):
+        (logits,) = logits_of(runner, [(scattered(prompt, shuffled_blocks()), 33)])
+        errors.append((logits - expected).square().mean().sqrt().item())
+
+    plain_error, fused_error = errors
+    assert 0 < fused_error < 1.5 * plain_error
+
+
+def test_layers_are_told_of_in_their_order_and_watched_like_those_of_the_plain_pass(
+    family_model: Families,
+) -> None:
+    folder, _ = family_model("gemma3")
+    (prompt,) = prompts_of(11)
+    chunk = Chunk.of(scattered(prompt, shuffled_blocks()), 11)
+    batch = with_all_logits(build_batch(1, [chunk], 4))
+    seen = []
+    for runner in (load_runner(folder), fused(load_runner(folder))):
+        stored: list[int] = []
+        watched: list[torch.Tensor] = []
+        inputs = runner.model.prepare(batch, 4)
+        runner.model.forward(
+            inputs, runner.cache, watch=lambda _, hidden: watched.append(hidden.clone()), stored=stored.append
+        )
+        assert stored == [1, 2, 3]
+        seen.append(watched)
+
+    assert len(seen[0]) == len(seen[1]) == 4
+    for plain, with_kernels in zip(*seen, strict=True):
+        torch.testing.assert_close(with_kernels, plain, rtol=1e-5, atol=1e-4)
+
+
+def test_the_caches_are_equal(family_model: Families) -> None:
+    folder, _ = family_model("qwen3 head_dim 80 of hidden 60")
+    (prompt,) = prompts_of(19)
+    caches: list[KVCache] = []
+    for runner in (load_runner(folder), fused(load_runner(folder))):
+        logits_of(runner, [(scattered(prompt, shuffled_blocks()), 19)])
+        caches.append(runner.cache)
+
+    torch.testing.assert_close(caches[0].data, caches[1].data, rtol=1e-5, atol=1e-5, equal_nan=True)
