@@ -10,9 +10,7 @@ from engine.kernels.devices import DEVICES
 from engine.kernels.resources import Resources
 
 SM_80, SM_90, SM_100, GFX942 = DEVICES
-SMALL = Resources(
-    registers=32, spill_bytes=0, shared_bytes=0, tensor_columns=0, instruction="", num_warps=4
-)
+SMALL = Resources(registers=32, spill_bytes=0, shared_bytes=0, tensor_columns=0, instruction="", num_warps=4)
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)

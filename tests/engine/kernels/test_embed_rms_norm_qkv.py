@@ -158,9 +158,11 @@ def test_rows_of_any_size_survive_half_precision(dtype: torch.dtype, size: float
     torch.testing.assert_close(qkv.float(), expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
 
 
-def test_a_row_of_zeros_gives_the_bias() -> None:
-    bias = torch.arange(4.0)
-    arguments = (torch.zeros(1, 20), torch.ones(20), EPS, torch.ones(4, 20), bias)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_row_of_zeros_gives_the_bias(dtype: torch.dtype) -> None:
+    # Zero times the reciprocal root of nothing but eps.
+    bias = torch.arange(4.0).to(dtype)
+    arguments = (torch.zeros(1, 20).to(dtype), torch.ones(20), EPS, torch.ones(4, 20).to(dtype), bias)
 
     _, qkv = embed_rms_norm_qkv(torch.zeros(1, dtype=torch.int64), *arguments)
 
