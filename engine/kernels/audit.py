@@ -1,7 +1,7 @@
 """Compiles the calls of known models for GPUs that need not be there, and says what is wrong with them.
 
     python -m engine.kernels.audit [--target sm_90 ...] [--model Llama-3.1-8B ...] [--block-size 16 ...]
-        [--brief] [--write docs/kernels.md]
+        [--kernel prefill_attention ...] [--brief] [--write docs/kernels.md]
 
 The table is cases x declared configurations x devices; calls that the compiler would be given alike are one.
 --brief takes, of kernels without matrix products, the first configuration only. Needs no GPU. Must not run
@@ -57,14 +57,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which part of the table: names of models and devices, and block sizes.
+    """Which part of the table: names of models, devices and kernels, and block sizes.
 
-    is_brief: of kernels without matrix products, the first configuration only.
+    kernels: none for all.  is_brief: of kernels without matrix products, the first configuration only.
     """
 
     models: tuple[str, ...] = tuple(model.name for model in MODELS)
     devices: tuple[str, ...] = tuple(device.name for device in DEVICES)
     block_sizes: tuple[int, ...] = BLOCK_SIZES
+    kernels: tuple[str, ...] = ()
     is_brief: bool = False
 
 
@@ -81,6 +82,8 @@ def _all_entries(selection: Selection) -> Iterator[Entry]:
     models = tuple(model for model in MODELS if model.name in selection.models)
     for case in cases(models, selection.block_sizes):
         kernel = case.launch.kernel
+        if selection.kernels and kernel.name not in selection.kernels:
+            continue
         configs = kernel.configs_for(case.launch.shape)
         for config in configs[:1] if selection.is_brief and kernel.name not in _TILE_ROWS else configs:
             for device in DEVICES:
@@ -127,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         models=tuple(options.model),
         devices=tuple(options.target),
         block_sizes=tuple(options.block_size),
+        kernels=tuple(options.kernel),
         is_brief=options.brief,
     )
     audited, num_faulty = [], 0
@@ -148,6 +152,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", nargs="+", choices=whole.devices, default=whole.devices)
     parser.add_argument("--model", nargs="+", choices=whole.models, default=whole.models)
     parser.add_argument("--block-size", nargs="+", type=int, default=whole.block_sizes)
+    parser.add_argument("--kernel", nargs="+", default=whole.kernels)
     parser.add_argument("--brief", action="store_true")
     parser.add_argument("--write", type=Path)
     return parser.parse_args(arguments)

@@ -23,6 +23,8 @@ NUM_BLOCKS = 100_000
 BLOCK_SIZES = (16, 64)
 STEPS = (
     Step(num_sequences=2, new_tokens=1024, context=2048),
+    # Short prompts: small tiles.
+    Step(num_sequences=8, new_tokens=16, context=16),
     Step(num_sequences=32, new_tokens=1, context=1024),
     # One long sequence: its context is split, and a second kernel reduces.
     Step(num_sequences=1, new_tokens=1, context=8192),

@@ -24,6 +24,8 @@ from engine.kernels.kernel import Config, Kernel, Launch
 from engine.kernels.sequences import Sequences
 
 _MIN_ROWS, _MAX_ROWS = 16, 64
+# Sums of a tile of rows, which are in registers all the while: 64 rows of heads of 128.
+_MAX_SUMS = 64 * 128
 # Splits are multiples of every tile of keys; shorter ones would cost more to reduce than they save.
 _SPLIT_GRAIN = 128
 # Programs wanted for each of the device's processors: as many as find room there together.
@@ -132,7 +134,8 @@ class Splits:
         num_heads, head_dim = q_THh.shape[1:]
         num_kv_heads, block_size = cache_N2Kbh.shape[2:4]
         num_rows = num_heads // num_kv_heads * sequences.max_length
-        rows = min(max(triton.next_power_of_2(num_rows), _MIN_ROWS), _MAX_ROWS)
+        max_rows = min(_MAX_ROWS, max(_MIN_ROWS, _MAX_SUMS // triton.next_power_of_2(head_dim)))
+        rows = min(max(triton.next_power_of_2(num_rows), _MIN_ROWS), max_rows)
         tiles = -(-num_rows // rows)
         span = sequences.max_seq_len
         if window:

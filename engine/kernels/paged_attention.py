@@ -8,7 +8,8 @@ engine/kernels/context_splits.py says how, and has the kernel that puts the spli
 
 Layout: q and out [T, H, h], heads and rows of any stride; the cache is one layer's view [N, 2, K, b, h] of
 either layout; h contiguous everywhere. The H / K query heads of a kv head, times the new tokens, are the
-rows of one matrix product, padded to 16, at most 64 at a time; h is padded to a power of two.
+rows of one matrix product, padded to 16, at most 64 at a time, or 32 of wide heads; h is padded to a power
+of two.
 Grid: (sequences * tiles of rows, K, splits).
 Dtypes: keys and values are narrowed to q's dtype, as engine/model/kv_range.py does; products have fp32 sums;
 scores, softmax and what splits leave are fp32.
@@ -189,13 +190,16 @@ def _paged_attention_kernel(
 _BUFFERS = {5: 3, 2: 1}
 # Of AMD's gfx942, the smallest of all.
 _MAX_SHARED_BYTES = 64 << 10
+# Sums that a warp holds: 64 registers of each thread. Twice as many spill on NVIDIA.
+_MAX_WARP_SUMS = 2048
 
 
 def _fits(shape: Mapping[str, int | str], config: Config) -> bool:
     numbers = {name: int(number) for name, number in shape.items()}
     keys, columns = config.constants["KEYS"], triton.next_power_of_2(numbers["head_dim"])
     held = 2 * columns * _BUFFERS[config.num_stages] + numbers["rows"]
-    return bool(keys * held * numbers["element_bytes"] <= _MAX_SHARED_BYTES)
+    is_roomy = keys * held * numbers["element_bytes"] <= _MAX_SHARED_BYTES
+    return bool(is_roomy and numbers["rows"] * columns <= config.num_warps * _MAX_WARP_SUMS)
 
 
 KERNEL = Kernel(
@@ -203,7 +207,7 @@ KERNEL = Kernel(
     function=_paged_attention_kernel,
     configs=tuple(
         Config(constants={"KEYS": keys}, num_warps=warps, num_stages=stages)
-        for keys, warps, stages in ((64, 4, 5), (32, 4, 5), (32, 4, 2), (64, 4, 2), (16, 2, 5), (16, 2, 2))
+        for keys, warps, stages in ((64, 4, 5), (32, 4, 5), (32, 4, 2), (64, 4, 2), (16, 2, 5), (16, 4, 2))
     ),
     accepts=_fits,
 )

@@ -234,37 +234,53 @@ def _prefill_attention_kernel(
             slot_stride, scale, soft_cap, window, HEAD_DIM, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, True, BLOCK_N)
     # fmt: on
     out = (sums / total[:, None]).to(out_ptr.dtype.element_ty)
+    # Reading its tile again lets the compiler forget the rows' places while it needs the registers.
+    again = tl.load(tiles_ptr + 2 * tile + 1, volatile=True)
+    rows += again - first
+    tokens, heads = rows // HEADS, rows % HEADS
+    inside = (tokens < tl.minimum(length - again, TOKENS)) & (first_head + heads < GROUP)
+    inside = inside[:, None] & (dims < HEAD_DIM)[None, :]
     out_ptr += token_row * out_row_stride + head_row * out_head_stride
     out_offsets = tokens * out_row_stride + heads * out_head_stride
     tl.store(out_ptr + out_offsets[:, None] + dims[None, :], out, mask=inside)
 
 
-def _fits(shape: Mapping[str, int | str], config: Config) -> bool:
-    return True
+def _configs(*sizes: tuple[int, int, int, int]) -> tuple[Config, ...]:
+    """Of rows, keys, warps and stages."""
+    return tuple(
+        Config(constants={"BLOCK_M": rows, "BLOCK_N": keys}, num_warps=warps, num_stages=stages)
+        for rows, keys, warps, stages in sizes
+    )
+
+
+# None of them spills on a target of the audit; the third does with a window, on sm_80.
+_CONFIGS = _configs((128, 64, 8, 2), (64, 32, 4, 3), (64, 64, 4, 2), (32, 32, 4, 2))
+# For heads of more than 128.
+_WIDE_CONFIGS = _configs((64, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2))
+
+
+def _accepts(shape: Mapping[str, int | str], config: Config) -> bool:
+    head_dim, group, new_tokens, bits, has_window = (
+        int(shape[name]) for name in ("head_dim", "group", "new_tokens", "element_bits", "has_window")
+    )
+    rows, keys = config.constants["BLOCK_M"], config.constants["BLOCK_N"]
+    smallest = 32
+    if config not in (_WIDE_CONFIGS if head_dim > 128 else _CONFIGS):
+        return False
+    if bits > 16:
+        return rows == smallest
+    if has_window and (rows, keys) == (64, 64):
+        return False
+    # Tiles that no sequence fills, and small ones for long sequences, are not worth a measurement.
+    needed = max(smallest, new_tokens * min(group, _MAX_HEADS))
+    return rows <= needed and (rows > smallest or needed <= 64)
 
 
 KERNEL = Kernel(
     name="prefill_attention",
     function=_prefill_attention_kernel,
-    configs=tuple(
-        Config(constants={"BLOCK_M": rows, "BLOCK_N": keys}, num_warps=warps, num_stages=stages)
-        for rows, keys, warps, stages in (
-            (64, 64, 4, 2),
-            (128, 64, 8, 2),
-            (128, 64, 8, 3),
-            (64, 32, 4, 2),
-            (64, 32, 4, 3),
-            (16, 64, 4, 2),
-            (128, 64, 4, 2),
-            (128, 128, 8, 2),
-            (128, 32, 8, 2),
-            (64, 64, 4, 3),
-            (32, 32, 4, 2),
-            (32, 32, 2, 2),
-            (128, 32, 4, 2),
-        )
-    ),
-    accepts=_fits,
+    configs=(*_CONFIGS, *_WIDE_CONFIGS[:2]),
+    accepts=_accepts,
 )
 
 
@@ -308,6 +324,8 @@ def prefill_attention_launch(
     group = num_heads // num_kv_heads
     parts = -(-group // _MAX_HEADS)
     heads = -(-group // parts)
+    # A window that no sequence has outgrown is none.
+    has_window = 0 < window < sequences.max_seq_len
 
     def tiles(constants: Mapping[str, int]) -> torch.Tensor:
         return sequences.tiles(constants["BLOCK_M"] // heads)
@@ -346,7 +364,7 @@ def prefill_attention_launch(
             "HEAD_DIM": head_dim,
             "WIDTH": max(16, triton.next_power_of_2(head_dim)),
             "BLOCK_SIZE": block_size,
-            "HAS_WINDOW": 0 < window < sequences.max_seq_len,
+            "HAS_WINDOW": has_window,
             "HAS_SOFT_CAP": soft_cap > 0,
         },
         shape=(
@@ -354,6 +372,7 @@ def prefill_attention_launch(
             ("group", group),
             ("block_size", block_size),
             ("element_bits", 8 * q_THh.element_size()),
+            ("has_window", int(has_window)),
             ("new_tokens", _bucket(sequences.max_length)),
         ),
     )

@@ -1,7 +1,7 @@
 """What tests of the audit run in a process of its own, where Triton is not interpreted.
 
-    python -m tests.engine.kernels.compiling flaws        resources of kernels that are flawed on purpose
-    python -m tests.engine.kernels.compiling dispatcher   calls for which the dispatcher would compile another one
+    python -m tests.engine.kernels.compiling flaws       what the audit says of kernels that are flawed
+    python -m tests.engine.kernels.compiling dispatcher  calls whose kernel is not the dispatcher's
 
 Prints JSON.
 """
@@ -100,8 +100,8 @@ def dispatcher() -> dict[str, Any]:
     """How many calls Triton's dispatcher was given, and those for which it would compile another kernel."""
     taken: list[dict[str, Any]] = []
 
-    def take(*, compile: dict[str, Any], **_: Any) -> bool:
-        taken.append(compile)
+    def take(**call: Any) -> bool:
+        taken.append(call["compile"])
         return True
 
     knobs.runtime.jit_cache_hook = take
