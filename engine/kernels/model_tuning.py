@@ -23,8 +23,8 @@ from engine.kernels.tuning import tune
 from engine.kv_cache import CacheShape, KVCache
 
 # What a worker meets: prompts from long to short, several at once, and decode batches from one sequence to
-# many, over short and long contexts. Kernels put what matters to them into their shapes; where lengths do not,
-# the first step decides.
+# many, over short and long contexts. Kernels put what matters to them into their shapes; where lengths do
+# not, the first step decides.
 STEPS = (
     *(Step(num_sequences=1, new_tokens=tokens, context=tokens) for tokens in (2048, 1024, 256, 64, 16)),
     Step(num_sequences=8, new_tokens=128, context=128),

@@ -27,8 +27,9 @@ Spans = Sequence[tuple[int, int]]
 
 
 class Prompts:
-    """Random queries, keys and values; the cache is NaN where no token is, tables are nonsense behind a sequence.
+    """Random queries, keys and values.
 
+    The cache is NaN where no token is; tables are nonsense behind a sequence's blocks.
     q_THh: a view of rows that are wider.  out_THh: a view, with GUARD around and in it.
     """
 
@@ -72,9 +73,7 @@ class Prompts:
         ends = np.array([end for _, end in self.spans], np.int32)
         lengths = np.diff(self.starts)
         device = torch.device("cpu")
-        return Sequences.of_arrays(
-            self.starts[rows], lengths[rows], ends[rows], self.tables[rows], device
-        )
+        return Sequences.of_arrays(self.starts[rows], lengths[rows], ends[rows], self.tables[rows], device)
 
     def store(self) -> None:
         """Puts keys and values into their slots, one by one."""
@@ -100,7 +99,7 @@ class Prompts:
 
     def expected(self, index: int, window: int = 0, soft_cap: float = 0.0) -> torch.Tensor:
         k_CKh, v_CKh = self.kv[index].transpose(1, 2)
-        return exact_attention(self.q_THh[self.rows(index)], k_CKh, v_CKh, window, SCALE, soft_cap)
+        return exact_attention(self.q_THh[self.rows(index)], k_CKh, v_CKh, window, SCALE, soft_cap=soft_cap)
 
     def check(self, *, window: int = 0, soft_cap: float = 0.0, tolerance: float = 1e-5) -> None:
         for index in range(len(self.spans)):
@@ -174,7 +173,9 @@ def test_a_window_of_four_sees_the_last_four(first: int) -> None:
     assert seen == [list(range(max(0, row - 3), row + 1)) for row in range(first, 12)]
 
 
-@pytest.mark.parametrize("heads", [(8, 2), (28, 4), (12, 3), (32, 8), (64, 8), (8, 1), (8, 8), (71, 1)], ids=str)
+@pytest.mark.parametrize(
+    "heads", [(8, 2), (28, 4), (12, 3), (32, 8), (64, 8), (8, 1), (8, 8), (71, 1)], ids=str
+)
 def test_query_heads_read_the_kv_head_of_their_group(heads: tuple[int, int]) -> None:
     num_heads, num_kv_heads = heads
     prompts = Prompts([(0, 2)], heads=heads)

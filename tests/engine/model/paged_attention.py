@@ -140,6 +140,7 @@ def exact_attention(
     v_CKh: torch.Tensor,
     window: int,
     scale: float,
+    *,
     soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """Of the last T of C tokens, in fp64: [T, H, h]. Query head j reads kv head j // (H / K)."""

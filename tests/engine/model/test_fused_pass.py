@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from baton.sampling import SamplingParams
+from engine.batch import ForwardBatch
 from engine.batch_builder import Chunk, build_batch
 from engine.config import EngineConfig
 from engine.kernels.choices import UNMEASURED, Choices
@@ -84,6 +85,17 @@ def test_half_precision_is_as_close_to_fp32_as_the_plain_pass(family_model: Fami
     assert 0 < fused_error < 1.5 * plain_error
 
 
+def streams_of(runner: ModelRunner, batch: ForwardBatch) -> tuple[list[torch.Tensor], list[int]]:
+    """The residual stream behind the embedding and each layer, and which layers were said to be stored."""
+    streams: list[torch.Tensor] = []
+    stored: list[int] = []
+    inputs = runner.model.prepare(batch, 4)
+    runner.model.forward(
+        inputs, runner.cache, watch=lambda _, hidden: streams.append(hidden.clone()), stored=stored.append
+    )
+    return streams, stored
+
+
 def test_layers_are_told_of_in_their_order_and_watched_like_those_of_the_plain_pass(
     family_model: Families,
 ) -> None:
@@ -91,20 +103,14 @@ def test_layers_are_told_of_in_their_order_and_watched_like_those_of_the_plain_p
     (prompt,) = prompts_of(11)
     chunk = Chunk.of(scattered(prompt, shuffled_blocks()), 11)
     batch = with_all_logits(build_batch(1, [chunk], 4))
-    seen = []
-    for runner in (load_runner(folder), fused(load_runner(folder))):
-        stored: list[int] = []
-        watched: list[torch.Tensor] = []
-        inputs = runner.model.prepare(batch, 4)
-        runner.model.forward(
-            inputs, runner.cache, watch=lambda _, hidden: watched.append(hidden.clone()), stored=stored.append
-        )
-        assert stored == [1, 2, 3]
-        seen.append(watched)
 
-    assert len(seen[0]) == len(seen[1]) == 4
-    for plain, with_kernels in zip(*seen, strict=True):
-        torch.testing.assert_close(with_kernels, plain, rtol=1e-5, atol=1e-4)
+    plain, plain_stored = streams_of(load_runner(folder), batch)
+    with_kernels, stored = streams_of(fused(load_runner(folder)), batch)
+
+    assert stored == plain_stored == [1, 2, 3]
+    assert len(with_kernels) == len(plain) == 4
+    for ours, theirs in zip(with_kernels, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
 
 
 def test_the_caches_are_equal(family_model: Families) -> None:

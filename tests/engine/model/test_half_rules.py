@@ -16,9 +16,9 @@ from baton.model_config import ModelConfig, MoeConfig
 from engine.batch_builder import Chunk, build_batch
 from engine.model import layer
 from engine.model.decoder import Decoder
+from engine.model.forward_pass import DecoderWeights
 from engine.model.layer import LayerWeights
 from engine.model.moe import Experts
-from engine.model.forward_pass import DecoderWeights
 from engine.model.plain_pass import PlainPass
 from tests.engine.families import FULL, GEMMA, Family
 from tests.engine.tiny_models import load_runner, make_request, prompts_of, with_all_logits
