@@ -4,17 +4,17 @@
     cap(x) = soft_cap * tanh(x / soft_cap), or x
 
 Sequences of any lengths lie behind one another, without padding; what was cached before and the new tokens
-themselves are both in the cache. A window counts the keys that a query sees, its own among them; window 0 sees
-all. Slots without a token may hold anything.
+themselves are both in the cache. A window counts the keys that a query sees, its own among them; window 0
+sees all. Slots without a token may hold anything.
 
-Layout: q and out [T, H, h], cache [N, 2, K, b, h] of one layer; rows h contiguous, all other strides free, so HND
-and NHD are the same to it. q and out have one type, products are taken in it; keys and values of another type
-are converted as engine/model/kv_range.py says. Scores, their softmax and all sums are fp32.
-Grid: a tile of new tokens of one sequence, for all query heads of a kv head at once, up to 16: a row of the product
-is a token with a head. So a key is read once for all of them, and a short prompt fills a tile.
-Softmax goes along the keys with a running maximum (Milakov and Gimelshein, arXiv:1805.02867; Dao, 2307.08691). Its
-exponentials are powers of two; log2(e) is part of the scale. Without a window only the tiles of keys at the diagonal are
-masked; a window is short.
+Layout: q and out [T, H, h], cache [N, 2, K, b, h] of one layer; rows h contiguous, all other strides free, so
+HND and NHD are the same to it. q and out have one type, in which products are taken; keys and values of
+another type are converted as engine/model/kv_range.py says. Scores, their softmax and all sums are fp32.
+Grid: a tile of new tokens of one sequence, for all query heads of a kv head at once, up to 16: a row of the
+product is a token with a head. So a key is read once for all of them, and a short prompt fills a tile.
+Softmax goes along the keys with a running maximum (Milakov and Gimelshein, arXiv:1805.02867; Dao,
+arXiv:2307.08691). Its exponentials are powers of two; log2(e) is part of the scale. Without a window only
+the keys at the diagonal are masked; with one all are: it is short, and one loop needs fewer registers.
 
 Shape suffixes: T tokens, H heads, K kv heads, N blocks, b block size, h head_dim.
 """
@@ -31,44 +31,18 @@ import triton.language as tl
 from engine.kernels.choices import UNMEASURED, Choices
 from engine.kernels.kernel import Config, Kernel, Launch
 from engine.kernels.kv_range import narrowed
+from engine.kernels.paged_attention import paged_attention_reference
 from engine.kernels.sequences import Sequences
-from engine.model import kv_range
 
 # Query heads of one kv head that share a program; more of them are spread over several.
 _MAX_HEADS = 16
+# Within a tile of at most 128 rows, 32 bits count elements.
+_MAX_ROW_STRIDE = 1 << 23
 _LOG2_E = math.log2(math.e)
 
 
-def prefill_attention_reference(
-    q_THh: torch.Tensor,
-    cache_N2Kbh: torch.Tensor,
-    sequences: Sequences,
-    out_THh: torch.Tensor,
-    *,
-    scale: float,
-    window: int = 0,
-    soft_cap: float = 0.0,
-) -> None:
-    """The same in plain torch, in fp32."""
-    group = q_THh.shape[1] // cache_N2Kbh.shape[2]
-    of_each = (sequences.starts.tolist(), sequences.lengths.tolist(), sequences.seq_lens.tolist())
-    for table, start, length, seq_len in zip(sequences.block_tables, *of_each, strict=True):
-        block_ids = table[: -(-seq_len // cache_N2Kbh.shape[3])].long()
-        kv = (
-            kv_range.narrowed(cache_N2Kbh[block_ids], q_THh.dtype)
-            .float()
-            .permute(1, 2, 0, 3, 4)
-            .flatten(2, 3)
-        )
-        k_HCh, v_HCh = kv[:, :, :seq_len].repeat_interleave(group, dim=1)
-        scores = q_THh[start : start + length].float().transpose(0, 1) @ k_HCh.transpose(1, 2) * scale
-        if soft_cap:
-            scores = torch.tanh(scores / soft_cap) * soft_cap
-        keys = torch.arange(seq_len, device=scores.device)
-        age = keys[seq_len - length :, None] - keys
-        hidden = (age < 0) | (age >= (window or seq_len))
-        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
-        out_THh[start : start + length] = (weights @ v_HCh).transpose(0, 1)
+# In plain torch the number of new tokens makes no difference.
+prefill_attention_reference = paged_attention_reference
 
 
 @triton.jit
@@ -88,22 +62,13 @@ def _load_tile(
 
 @triton.jit
 def _attend_span(
-    sums,
-    total,
-    top,
+    state,
     q,
     positions,
     first,
     end,
-    seq_len,
-    table_ptr,
-    key_ptr,
-    value_offset,
-    block_stride,
-    slot_stride,
-    scale,
-    soft_cap,
-    window,
+    kv,
+    numbers,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -111,7 +76,13 @@ def _attend_span(
     MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Goes on along keys first .. end; MASKED where not every row sees every one of them."""
+    """Goes on along keys first .. end; MASKED where not every row sees every one of them.
+
+    state: weighted sums of values, sums of weights, and maxima of scores so far.
+    """
+    sums, total, top = state
+    table_ptr, key_ptr, value_offset, block_stride, slot_stride, seq_len = kv
+    scale, soft_cap, window = numbers
     WIDTH: tl.constexpr = q.shape[1]
     PADDED: tl.constexpr = WIDTH != HEAD_DIM
     dims = tl.arange(0, WIDTH)
@@ -120,31 +91,33 @@ def _attend_span(
         keys = start + within
         if BLOCK_SIZE % BLOCK_N == 0:
             block = tl.load(table_ptr + start // BLOCK_SIZE).to(tl.int64)
-            rows = key_ptr + block * block_stride + ((start % BLOCK_SIZE + within) * slot_stride)
+            # One base for all of the tile: the rest is the same in every turn.
+            base_ptr = key_ptr + block * block_stride + start % BLOCK_SIZE * slot_stride
+            pointers = base_ptr + ((within * slot_stride)[:, None] + dims[None, :])
         else:
             # Columns of the table behind the sequence's blocks mean nothing.
             blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < seq_len, other=0).to(tl.int64)
-            rows = key_ptr + (blocks * block_stride + (keys % BLOCK_SIZE) * slot_stride)
-        pointers = rows[:, None] + dims[None, :]
+            rows_ptr = key_ptr + (blocks * block_stride + keys % BLOCK_SIZE * slot_stride)
+            pointers = rows_ptr[:, None] + dims[None, :]
         k = _load_tile(pointers, keys < seq_len, dims < HEAD_DIM, q.dtype, MASKED, PADDED)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_SOFT_CAP:
-            # tanh(x) = 1 - 2 / (e^2x + 1), right at both ends; the scale has the 2 log2(e) in it already.
+            # tanh, right at both ends; the launch says what is in the scale.
             scores = 1 - 2 / (tl.exp2(scores * scale) + 1)
             factor = soft_cap
         else:
             factor = scale
         if MASKED:
-            seen = keys[None, :] <= positions[:, None]
+            last = positions - start
+            seen = within[None, :] <= last[:, None]
             if HAS_WINDOW:
-                seen &= keys[None, :] > positions[:, None] - window
+                seen &= within[None, :] > (last - window)[:, None]
             scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1) * factor)
-        if MASKED and HAS_WINDOW:
-            # Rows that see no key of this tile, and saw none before.
+        base = higher
+        if HAS_WINDOW:
+            # Some rows see no key of this tile, and saw none before.
             base = tl.where(higher == float("-inf"), 0.0, higher)
-        else:
-            base = higher
         # The factor is positive and may follow the maximum: one multiply-add per score.
         weights = tl.exp2(scores * factor - base[:, None])
         kept = tl.exp2(top - base)
@@ -210,31 +183,32 @@ def _prefill_attention_kernel(
     q_offsets = tokens * q_row_stride + heads * q_head_stride
     q = tl.load(q_ptr + q_offsets[:, None] + dims[None, :], mask=inside, other=0.0)
     positions = cached + first + tokens
-    table_ptr = tables_ptr + sequence * table_stride
-    key_ptr = cache_ptr + kv_head * head_stride
-
-    # Keys from `diagonal` on are hidden from some rows; with a window, the first ones too.
+    table_ptr, key_ptr = tables_ptr + sequence * table_stride, cache_ptr + kv_head * head_stride
+    kv = (table_ptr, key_ptr, value_stride, block_stride, slot_stride, seq_len)
+    numbers = (scale, soft_cap, window)
     end = tl.minimum(cached + first + TOKENS, seq_len)
-    diagonal = (cached + first + 1) // BLOCK_N * BLOCK_N
-    sums = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    state = (
+        tl.zeros([BLOCK_M, WIDTH], tl.float32),
+        tl.zeros([BLOCK_M], tl.float32),
+        tl.full([BLOCK_M], float("-inf"), tl.float32),
+    )
     # fmt: off
     if HAS_WINDOW:
         begin = tl.maximum(cached + first + 1 - window, 0) // BLOCK_N * BLOCK_N
-        sums, total, top = _attend_span(
-            sums, total, top, q, positions, begin, end, seq_len, table_ptr, key_ptr, value_stride, block_stride,
-            slot_stride, scale, soft_cap, window, HEAD_DIM, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, True, BLOCK_N)
+        state = _attend_span(state, q, positions, begin, end, kv, numbers,
+                             HEAD_DIM, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, True, BLOCK_N)
     else:
-        sums, total, top = _attend_span(
-            sums, total, top, q, positions, 0, diagonal, seq_len, table_ptr, key_ptr, value_stride, block_stride,
-            slot_stride, scale, soft_cap, window, HEAD_DIM, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, False, BLOCK_N)
-        sums, total, top = _attend_span(
-            sums, total, top, q, positions, diagonal, end, seq_len, table_ptr, key_ptr, value_stride, block_stride,
-            slot_stride, scale, soft_cap, window, HEAD_DIM, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, True, BLOCK_N)
+        # Every row sees every key before the diagonal.
+        diagonal = (cached + first + 1) // BLOCK_N * BLOCK_N
+        state = _attend_span(state, q, positions, 0, diagonal, kv, numbers,
+                             HEAD_DIM, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, False, BLOCK_N)
+        state = _attend_span(state, q, positions, diagonal, end, kv, numbers,
+                             HEAD_DIM, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, True, BLOCK_N)
     # fmt: on
+    sums, total, _ = state
     out = (sums / total[:, None]).to(out_ptr.dtype.element_ty)
-    # Reading its tile again lets the compiler forget the rows' places while it needs the registers.
+    # Where the rows lie is computed again: this read, which always gives `first`, keeps the compiler from
+    # holding all of it in registers through the loops, which made them spill.
     again = tl.load(tiles_ptr + 2 * tile + 1, volatile=True)
     rows += again - first
     tokens, heads = rows // HEADS, rows % HEADS
@@ -253,24 +227,22 @@ def _configs(*sizes: tuple[int, int, int, int]) -> tuple[Config, ...]:
     )
 
 
-# None of them spills on a target of the audit; the third does with a window, on sm_80.
-_CONFIGS = _configs((128, 64, 8, 2), (64, 32, 4, 3), (64, 64, 4, 2), (32, 32, 4, 2))
+# None of them spills on any of the audit's devices.
+_CONFIGS = _configs((128, 64, 8, 2), (64, 32, 4, 3), (64, 64, 8, 2), (32, 32, 2, 2))
 # For heads of more than 128.
-_WIDE_CONFIGS = _configs((64, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2))
+_WIDE_CONFIGS = _configs((64, 32, 8, 2), (32, 32, 8, 2))
 
 
 def _accepts(shape: Mapping[str, int | str], config: Config) -> bool:
-    head_dim, group, new_tokens, bits, has_window = (
-        int(shape[name]) for name in ("head_dim", "group", "new_tokens", "element_bits", "has_window")
+    head_dim, group, new_tokens, bits = (
+        int(shape[name]) for name in ("head_dim", "group", "new_tokens", "element_bits")
     )
-    rows, keys = config.constants["BLOCK_M"], config.constants["BLOCK_N"]
+    rows = config.constants["BLOCK_M"]
     smallest = 32
     if config not in (_WIDE_CONFIGS if head_dim > 128 else _CONFIGS):
         return False
     if bits > 16:
         return rows == smallest
-    if has_window and (rows, keys) == (64, 64):
-        return False
     # Tiles that no sequence fills, and small ones for long sequences, are not worth a measurement.
     needed = max(smallest, new_tokens * min(group, _MAX_HEADS))
     return rows <= needed and (rows > smallest or needed <= 64)
@@ -279,7 +251,7 @@ def _accepts(shape: Mapping[str, int | str], config: Config) -> bool:
 KERNEL = Kernel(
     name="prefill_attention",
     function=_prefill_attention_kernel,
-    configs=(*_CONFIGS, *_WIDE_CONFIGS[:2]),
+    configs=(*_CONFIGS, *_WIDE_CONFIGS),
     accepts=_accepts,
 )
 
@@ -295,8 +267,9 @@ def prefill_attention(
     soft_cap: float = 0.0,
     choices: Choices = UNMEASURED,
 ) -> None:
-    """Writes the rows of out that are new tokens of the sequences, and no others. Their KV must be stored already.
+    """Writes the rows of out that are new tokens of the sequences, and no others.
 
+    Their keys and values must be stored already.
     window: how many keys a query sees, its own among them; 0: all up to its own.
     scale: what scores are multiplied with.  soft_cap: 0 for none.
     """
@@ -324,38 +297,19 @@ def prefill_attention_launch(
     group = num_heads // num_kv_heads
     parts = -(-group // _MAX_HEADS)
     heads = -(-group // parts)
-    # A window that no sequence has outgrown is none.
-    has_window = 0 < window < sequences.max_seq_len
 
     def tiles(constants: Mapping[str, int]) -> torch.Tensor:
         return sequences.tiles(constants["BLOCK_M"] // heads)
 
-    if soft_cap:
-        factors = {"scale": 2 * _LOG2_E * scale / soft_cap, "soft_cap": _LOG2_E * soft_cap}
-    else:
-        factors = {"scale": _LOG2_E * scale, "soft_cap": 0.0}
     return Launch(
         kernel=KERNEL,
         grid=lambda constants: (len(tiles(constants)), num_kv_heads * parts),
         arguments={
-            "q_ptr": q_THh,
-            "cache_ptr": cache_N2Kbh,
-            "out_ptr": out_THh,
-            "starts_ptr": sequences.starts,
-            "lengths_ptr": sequences.lengths,
-            "seq_lens_ptr": sequences.seq_lens,
-            "tables_ptr": sequences.block_tables,
-            "q_row_stride": q_THh.stride(0),
-            "q_head_stride": q_THh.stride(1),
-            "out_row_stride": out_THh.stride(0),
-            "out_head_stride": out_THh.stride(1),
-            "block_stride": cache_N2Kbh.stride(0),
-            "value_stride": cache_N2Kbh.stride(1),
-            "head_stride": cache_N2Kbh.stride(2),
-            "slot_stride": cache_N2Kbh.stride(3),
-            "table_stride": sequences.block_tables.stride(0),
+            **_tensors(q_THh, cache_N2Kbh, sequences, out_THh),
+            # A cap's scale is that of tanh(x) = 1 - 2 / (2^x' + 1): x' = 2 log2(e) x.
+            "scale": _LOG2_E * scale * (2 / soft_cap if soft_cap else 1),
+            "soft_cap": _LOG2_E * soft_cap,
             "window": window,
-            **factors,
         },
         arguments_for=lambda constants: {"tiles_ptr": tiles(constants)},
         constants={
@@ -364,7 +318,8 @@ def prefill_attention_launch(
             "HEAD_DIM": head_dim,
             "WIDTH": max(16, triton.next_power_of_2(head_dim)),
             "BLOCK_SIZE": block_size,
-            "HAS_WINDOW": has_window,
+            # A window that no sequence has outgrown is none.
+            "HAS_WINDOW": 0 < window < sequences.max_seq_len,
             "HAS_SOFT_CAP": soft_cap > 0,
         },
         shape=(
@@ -372,10 +327,33 @@ def prefill_attention_launch(
             ("group", group),
             ("block_size", block_size),
             ("element_bits", 8 * q_THh.element_size()),
-            ("has_window", int(has_window)),
             ("new_tokens", _bucket(sequences.max_length)),
         ),
     )
+
+
+def _tensors(
+    q_THh: torch.Tensor, cache_N2Kbh: torch.Tensor, sequences: Sequences, out_THh: torch.Tensor
+) -> Mapping[str, torch.Tensor | int]:
+    """With their strides."""
+    return {
+        "q_ptr": q_THh,
+        "cache_ptr": cache_N2Kbh,
+        "out_ptr": out_THh,
+        "starts_ptr": sequences.starts,
+        "lengths_ptr": sequences.lengths,
+        "seq_lens_ptr": sequences.seq_lens,
+        "tables_ptr": sequences.block_tables,
+        "q_row_stride": q_THh.stride(0),
+        "q_head_stride": q_THh.stride(1),
+        "out_row_stride": out_THh.stride(0),
+        "out_head_stride": out_THh.stride(1),
+        "block_stride": cache_N2Kbh.stride(0),
+        "value_stride": cache_N2Kbh.stride(1),
+        "head_stride": cache_N2Kbh.stride(2),
+        "slot_stride": cache_N2Kbh.stride(3),
+        "table_stride": sequences.block_tables.stride(0),
+    }
 
 
 def _bucket(length: int) -> int:
@@ -393,13 +371,16 @@ def _check(
 ) -> None:
     if out_THh.shape != q_THh.shape or out_THh.dtype != q_THh.dtype:
         raise ValueError(
-            f"out must be as q, {list(q_THh.shape)} {q_THh.dtype}; it is {list(out_THh.shape)} {out_THh.dtype}"
+            f"out must be as q, {list(q_THh.shape)} {q_THh.dtype}; "
+            f"it is {list(out_THh.shape)} {out_THh.dtype}"
         )
     if q_THh.shape[2] != cache_N2Kbh.shape[4] or q_THh.shape[1] % cache_N2Kbh.shape[2]:
         raise ValueError(
             f"q has {q_THh.shape[1]} heads of {q_THh.shape[2]}, which the cache's {cache_N2Kbh.shape[2]} of "
             f"{cache_N2Kbh.shape[4]} cannot serve"
         )
+    if max(q_THh.stride(0), out_THh.stride(0)) >= _MAX_ROW_STRIDE:
+        raise ValueError(f"rows of q and out must lie less than {_MAX_ROW_STRIDE} elements apart")
     if any(tensor.stride(-1) != 1 for tensor in (q_THh, cache_N2Kbh, out_THh)):
         raise ValueError("the heads' rows of q, cache and out must be contiguous")
     if scale <= 0 or window < 0 or soft_cap < 0:

@@ -29,14 +29,14 @@ def resource_table(lines: Iterable[Line]) -> str:
         known = cells.get(device.name)
         if known is None or known.registers < resources.registers:
             cells[device.name] = resources
-    head = ["kernel", "configuration", *(device.name for device in DEVICES)]
-    return _table(
-        head,
-        (
-            [kernel, config, *(_cell(device, cells.get(device.name)) for device in DEVICES)]
-            for (kernel, config), cells in worst.items()
-        ),
+    kernels = dict.fromkeys(kernel for kernel, _ in worst)
+    rows = (
+        [kernel, config, *(_cell(device, cells.get(device.name)) for device in DEVICES)]
+        for kernel in kernels
+        for (of_kernel, config), cells in worst.items()
+        if of_kernel == kernel
     )
+    return _table(["kernel", "configuration", *(device.name for device in DEVICES)], rows)
 
 
 def _cell(device: Device, resources: Resources | None) -> str:
@@ -44,7 +44,7 @@ def _cell(device: Device, resources: Resources | None) -> str:
         return "-"
     parts = [
         f"{resources.registers} r",
-        f"{resources.shared_bytes / 1024:.3g} KiB",
+        f"{resources.shared_bytes / 1024:.1f} KiB",
         f"{device.occupancy(resources):.0%}",
         resources.instruction,
     ]

@@ -307,6 +307,4 @@ async def test_a_worker_that_cannot_start_ends_its_pool_with_the_reason(
     address = (await pool.held())["address"]
     process = start(tmp_path, f"--ray-address={address}", "--namespace=broken", "--decode-cpus=0.5")
     assert await asyncio.to_thread(process.wait, PATIENCE_S) == WRONG_SETTING
-    assert (
-        "decode-0 cannot serve: baton.errors.ConfigError: breaks is 'start'" in (tmp_path / "log").read_text()
-    )
+    assert "decode-0 cannot serve: breaks is 'start'" in (tmp_path / "log").read_text()

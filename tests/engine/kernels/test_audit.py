@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+DOCUMENT = Path(__file__).parents[3] / "docs" / "kernels.md"
 LLAMA = ("--model", "Llama-3.1-8B", "--block-size", "16", "--brief")
 
 
@@ -41,8 +43,15 @@ def test_kernels_of_a_known_model_hold_what_devices_have_and_use_their_tensor_co
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_so_do_all_configurations_of_all_models() -> None:
-    assert_audited(run_module("engine.kernels.audit"), at_least=500)
+def test_so_do_all_configurations_of_all_models_and_the_document_says_so(tmp_path: Path) -> None:
+    written = tmp_path / DOCUMENT.name
+    written.write_text(DOCUMENT.read_text("utf-8"), "utf-8")
+
+    assert_audited(run_module("engine.kernels.audit", "--write", str(written)), at_least=500)
+
+    assert written.read_text("utf-8") == DOCUMENT.read_text("utf-8"), (
+        "run `python -m engine.kernels.audit --write docs/kernels.md`"
+    )
 
 
 def test_the_audit_finds_what_is_wrong() -> None:

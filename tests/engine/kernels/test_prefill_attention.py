@@ -153,6 +153,23 @@ def test_every_configuration_computes_the_same(config: Config, window: int) -> N
     prompts.check(window=window)
 
 
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize(("group", "new_tokens"), [(1, 16), (7, 16), (1, 4096), (71, 64)])
+def test_every_shape_has_a_configuration(head_dim: int, bits: int, group: int, new_tokens: int) -> None:
+    shape = (
+        ("head_dim", head_dim),
+        ("group", group),
+        ("element_bits", bits),
+        ("new_tokens", new_tokens),
+    )
+
+    rows = [config.constants["BLOCK_M"] for config in KERNEL.configs_for(shape)]
+
+    # Never more rows than a sequence can fill, beyond the smallest tile there is.
+    assert max(rows) <= max(32, new_tokens * group)
+
+
 @pytest.mark.parametrize("window", [1, 4, 16, 100, 300])
 def test_a_window_counts_the_keys_that_a_query_sees(window: int) -> None:
     prompts = Prompts([(0, 12), (30, 150)], heads=(2, 1))
@@ -186,6 +203,7 @@ def test_query_heads_read_the_kv_head_of_their_group(heads: tuple[int, int]) -> 
 
     expected = torch.arange(1.0, num_kv_heads + 1).repeat_interleave(num_heads // num_kv_heads)
     torch.testing.assert_close(prompts.out_THh, expected[None, :, None].expand_as(prompts.out_THh))
+    assert prompts.is_guarded()
 
 
 def test_scores_are_capped() -> None:
@@ -279,8 +297,10 @@ def sparse(path: Path, num_elements: int) -> torch.Tensor:
     return torch.tensor([], dtype=torch.float16).set_(storage)  # type: ignore[call-overload]
 
 
-def test_blocks_beyond_two_to_the_31_elements(tmp_path: Path) -> None:
-    prompts = Prompts([(0, 20)], heads=(2, 1), dtype=torch.float16)
+# Tiles of several blocks, and several of one block.
+@pytest.mark.parametrize("block_size", [16, 128])
+def test_blocks_beyond_two_to_the_31_elements(tmp_path: Path, block_size: int) -> None:
+    prompts = Prompts([(0, 20)], heads=(2, 1), block_size=block_size, dtype=torch.float16)
     block_stride, block_id = 16 * 8 * 2 * 128, 70_000
     # Offsets that wrapped would lie as far before the cache; that is mapped, and holds zeros.
     memory = sparse(tmp_path / "cache", 2**32 + block_id * block_stride)
@@ -297,16 +317,17 @@ def test_blocks_beyond_two_to_the_31_elements(tmp_path: Path) -> None:
 
 
 def test_rows_beyond_two_to_the_31_elements(tmp_path: Path) -> None:
-    row_stride = 2**24
-    prompts = Prompts([(0, 128), (0, 3)], heads=(2, 1), dtype=torch.float16)
+    row_stride, before = 2**23 - 16, 260
+    prompts = Prompts([(0, before), (0, 3)], heads=(2, 1), dtype=torch.float16)
     for name in ("q_THh", "out_THh"):
-        memory = sparse(tmp_path / name, 2**31 + 132 * row_stride)
+        memory = sparse(tmp_path / name, 2**31 + (before + 4) * row_stride)
         far = memory.as_strided(prompts.q_THh.shape, (row_stride, 16, 1), 2**31)
-        far[128:] = prompts.q_THh[128:]
+        far[before:] = prompts.q_THh[before:]
         setattr(prompts, name, far)
 
     prompts.run(members=[1])
 
+    assert before * row_stride >= 2**31
     actual = prompts.out_THh[prompts.rows(1)].double()
     torch.testing.assert_close(actual, prompts.expected(1), rtol=2**-9, atol=2**-9)
 
@@ -320,6 +341,9 @@ def test_what_the_kernel_cannot_take_is_refused() -> None:
         prefill_attention(q[:, :3], cache, sequences, out[:, :3], scale=1.0)
     with pytest.raises(ValueError, match="contiguous"):
         prefill_attention(q.mT.contiguous().mT, cache, sequences, out, scale=1.0)
+    far = torch.empty_strided(q.shape, (2**23, *q.stride()[1:]), dtype=q.dtype, device="meta")
+    with pytest.raises(ValueError, match="elements apart"):
+        prefill_attention(far, cache, sequences, out, scale=1.0)
     for wrong in ({"scale": 0.0}, {"scale": 1.0, "window": -1}, {"scale": 1.0, "soft_cap": -1.0}):
         with pytest.raises(ValueError, match="must be positive"):
             prefill_attention(q, cache, sequences, out, **wrong)
