@@ -37,6 +37,7 @@ def assert_audited(done: subprocess.CompletedProcess[str], at_least: int) -> Non
     assert int(counts[1]) >= at_least
 
 
+@pytest.mark.timeout(600)
 def test_kernels_of_a_known_model_hold_what_devices_have_and_use_their_tensor_cores() -> None:
     assert_audited(run_module("engine.kernels.audit", *LLAMA), at_least=60)
 
