@@ -352,7 +352,7 @@ def slots_leaked() -> Any:
     return patch.object(SlotTable, "end", lambda self, write, now, *, is_quiet: None)
 
 
-@mutant("a decode worker that could not be reached once gets no prompts any more", seed=1)
+@mutant("a decode worker that could not be reached once gets no prompts any more", seed=31)
 def pair_tried_once() -> Any:
     async def reach(self: Any, peer: Any) -> None:
         try:
