@@ -26,10 +26,11 @@ from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.events import ChunkComputed, Event, TokenSampled
 from engine.kv_cache import KVCache
+from engine.load import load_engine
 from engine.model.decoder import Decoder
 from engine.model.forward_pass import StepInputs
 from engine.request import Request
-from engine.runner import ModelRunner, load_engine
+from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.step_loop import StepLoop
 from engine.thread import EngineThread

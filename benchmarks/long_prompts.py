@@ -26,10 +26,11 @@ from benchmarks.tiny_llama import write_tiny_model
 from engine.batch_builder import Chunk, build_batch
 from engine.config import EngineConfig
 from engine.kv_cache import KVCache
+from engine.load import load_engine
 from engine.model.loading import load_decoder
 from engine.model.weights import Checkpoint
 from engine.request import Request
-from engine.runner import ModelRunner, load_engine
+from engine.runner import ModelRunner
 
 TINY = "tiny"
 LENGTHS = (512, 2048, 8192, 32_768)

@@ -28,8 +28,9 @@ from baton.sampling import SamplingParams
 from engine.batch import ForwardBatch
 from engine.batch_builder import Chunk, build_batch
 from engine.config import EngineConfig
+from engine.load import load_engine
 from engine.request import Request
-from engine.runner import ModelRunner, load_engine
+from engine.runner import ModelRunner
 
 PAD_ID = 0
 # The end of the input.

@@ -17,8 +17,9 @@ import torch
 from baton.sampling import SamplingParams
 from engine.batch_builder import Chunk, build_batch
 from engine.config import EngineConfig
+from engine.load import load_engine
 from engine.request import Request
-from engine.runner import ModelRunner, load_engine
+from engine.runner import ModelRunner
 from kvtransfer.conversion import DTYPES, Conversion
 
 BLOCK_SIZE = 16

@@ -1,6 +1,6 @@
 """How an engine runs its model: read once, at the entry point, and never changed.
 
-No torch here: dtypes and devices are names until engine/runner.py meets them.
+No torch here: dtypes and devices are names until engine/load.py meets them.
 """
 
 from __future__ import annotations

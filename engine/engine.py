@@ -17,10 +17,11 @@ from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.grammar_states import GrammarStates, Pool
 from engine.kv_cache import KVCache
+from engine.load import load_runner
 from engine.load_log import LoadLog
 from engine.mask_pool import MaskPool
 from engine.model.tattletale import TattleTaleRunner
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.thread import EngineThread
 

@@ -1,4 +1,4 @@
-"""Runs one step of the model and samples its rows; loads the engine of a worker.
+"""Runs one step of the model and samples its rows.
 
 Synchronous, and used on the engine thread only. It knows arrays in and arrays out:
 neither requests nor the event loop.
@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from baton.architectures import TATTLE_TALE
 from baton.cache import cache_dir
-from baton.logs import get_logger
-from baton.model_config import ModelConfig
-from baton.models import ModelDir
-from baton.rope_config import DUAL_CHUNK
 from engine.batch import (
     ForwardBatch,
     SamplingArrays,
@@ -26,29 +21,19 @@ from engine.batch import (
     StepOutput,
     TopTokens,
 )
-from engine.cache_plan import one_block, plan_cache
-from engine.config import EngineConfig
-from engine.host_memory import keep_freed_memory
-from engine.kv_cache import KVCache, available_bytes
 from engine.logprobs import score
-from engine.model.loading import load_decoder
-from engine.model.pass_choice import choose_pass
 from engine.model.plain_pass import PlainPass
-from engine.model.tattletale import TattleTaleRunner
-from engine.model.weights import Checkpoint
 from engine.nonfinite import LayerSearch, sequences_of
 from engine.sampler import Sampled, sample
 
 if TYPE_CHECKING:
-    from engine.load_log import LoadLog
+    from engine.kv_cache import KVCache
     from engine.model.compiled import Compilation
     from engine.model.decoder import Decoder
     from engine.step_runner import OnLayers
 
 # Most logits of prompt tokens at a time, in numbers: 64 MiB, whatever the batch and the vocabulary.
 _MAX_SCORED_LOGITS = 1 << 24
-
-log = get_logger(__name__)
 
 
 class ModelRunner:
@@ -152,60 +137,6 @@ class ModelRunner:
             return {}
         search = LayerSearch(self.model, self.cache, batch)
         return search.places(set(sequences_of(batch, rows).tolist()))
-
-
-def load_runner(
-    config: EngineConfig, model_dir: ModelDir, *, progress: LoadLog | None = None
-) -> ModelRunner | TattleTaleRunner:
-    """What a worker runs: load_engine(), or the tattle-tale, which has no weights to load."""
-    model = model_dir.model_config
-    if model.architecture != TATTLE_TALE.name:
-        return load_engine(config, model_dir, progress=progress)
-    cache = allocate_cache(config, model, torch_dtype(config.dtype) or torch.float32)
-    return TattleTaleRunner(cache, model.vocab_size)
-
-
-def load_engine(
-    config: EngineConfig, model_dir: ModelDir | None = None, *, progress: LoadLog | None = None
-) -> ModelRunner:
-    """Loads weights and allocates the cache. Call it on the thread that will run the steps.
-
-    model_dir: the opened folder of config.model, if the caller has it already.
-    progress: hears how far the weights are.
-    Raises ModelError for the checkpoint, ConfigError for a cache that does not fit.
-    """
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    if config.device == "cpu":
-        keep_freed_memory()
-    model_dir = model_dir or ModelDir.open(config.model)
-    model_config = model_dir.model_config
-    if model_dir.config.get(DUAL_CHUNK) is not None:
-        log.warning(
-            "dual chunk attention is not supported; sequences are no longer than it needs none",
-            max_model_len=model_config.max_model_len,
-        )
-    dtype = torch_dtype(config.dtype)
-    checkpoint = Checkpoint(model_dir.weights_files, device=config.device, dtype=dtype, report=progress)
-    model = load_decoder(model_config, checkpoint)
-    if progress is not None:
-        progress.finish(dtype=str(model.dtype).removeprefix("torch."))
-    kv_dtype = torch_dtype(config.kv_dtype) or model.dtype
-    model.forward_pass = choose_pass(config, model, one_block(config, model_config, kv_dtype))
-    cache = allocate_cache(config, model_config, model.dtype)
-    return ModelRunner(model, cache, debug_nonfinite=config.debug_nonfinite)
-
-
-def allocate_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KVCache:
-    """The cache of an engine, in kv_dtype (auto: dtype). Call it once the weights are loaded."""
-    kv_dtype = torch_dtype(config.kv_dtype) or dtype
-    shape = plan_cache(config, model, kv_dtype, available_bytes(torch.device(config.device)))
-    return KVCache(shape, config.device)
-
-
-def torch_dtype(name: str) -> torch.dtype | None:
-    """The dtype of a name in engine.config.DTYPES; None for "auto"."""
-    return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}.get(name)
 
 
 def _dummy_batch(num_tokens: int, num_blocks: int = 1) -> ForwardBatch:

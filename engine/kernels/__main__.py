@@ -27,7 +27,7 @@ from engine.kernels.environment import Environment
 from engine.kernels.measurement_table import table
 from engine.kernels.measurements import Measurements
 from engine.kernels.model_tuning import store_of, tune_model
-from engine.runner import torch_dtype
+from engine.load import torch_dtype
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

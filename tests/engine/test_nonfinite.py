@@ -13,8 +13,9 @@ from baton.errors import NonFiniteLogits
 from baton.sampling import SamplingParams
 from engine.batch_builder import Chunk, build_batch
 from engine.config import EngineConfig
+from engine.load import load_engine
 from engine.loop import EngineLoop
-from engine.runner import ModelRunner, load_engine
+from engine.runner import ModelRunner
 from tests.engine.tiny_models import Reference, make_request
 
 

@@ -16,8 +16,8 @@ from baton.models import ModelDir
 from baton.sampling import SamplingParams
 from engine.batch_builder import Chunk, build_batch
 from engine.config import EngineConfig
-from engine.runner import load_engine
-from engine.runner import load_runner as load_worker_runner
+from engine.load import load_engine
+from engine.load import load_runner as load_worker_runner
 from tests.engine.tiny_models import Reference, load_runner, make_request
 
 
@@ -72,7 +72,7 @@ def test_dual_chunk_attention_is_not_computed_and_the_log_says_so(
     load_engine(EngineConfig(model=str(source), kv_cache_bytes=100_000))
 
     assert runner.model.config.max_model_len == 40
-    (said,) = [record.msg for record in caplog.records if record.name == "engine.runner"]
+    (said,) = [record.msg for record in caplog.records if record.name == "engine.load"]
     assert said["event"].startswith("dual chunk attention is not supported")  # type: ignore[index]
     assert said["max_model_len"] == 40  # type: ignore[index]
 

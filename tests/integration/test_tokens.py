@@ -13,8 +13,8 @@ from baton import AsyncClient
 from baton.models import ModelDir
 from baton.sampling import SamplingParams
 from engine.config import EngineConfig
+from engine.load import load_engine
 from engine.loop import EngineLoop
-from engine.runner import load_engine
 from tests.integration.oracle import assert_greedy, greedy
 from tests.integration.prompts import BLOCK, LENGTHS, prompts
 

@@ -11,9 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from baton.errors import NonFiniteLogits
 from baton.sampling import SamplingParams
 from engine.config import EngineConfig
+from engine.load import load_engine
 from engine.loop import EngineLoop
 from engine.model.layers import rms_norm
-from engine.runner import load_engine
 from tests.engine.tiny_models import AWKWARD, logits_of, make_request
 
 torch.set_num_threads(1)

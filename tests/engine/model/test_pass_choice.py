@@ -9,9 +9,10 @@ import triton
 
 from baton.errors import ConfigError
 from engine.config import EngineConfig
+from engine.load import load_engine
 from engine.model.fused_pass import FusedPass
 from engine.model.plain_pass import PlainPass
-from engine.runner import ModelRunner, load_engine
+from engine.runner import ModelRunner
 from tests.engine.tiny_models import Families
 
 SMALL = EngineConfig(kv_cache_bytes=1 << 20, block_size=4, max_running=4)

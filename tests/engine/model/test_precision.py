@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from engine.config import EngineConfig
-from engine.runner import ModelRunner, load_engine
+from engine.load import load_engine
+from engine.runner import ModelRunner
 from tests.engine.tiny_models import AWKWARD, logits_of, make_request, reference_logits
 
 torch.set_num_threads(1)

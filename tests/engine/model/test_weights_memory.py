@@ -22,7 +22,7 @@ LOAD = """
 import sys
 from pathlib import Path
 from engine.config import EngineConfig
-from engine.runner import load_engine
+from engine.load import load_engine
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
