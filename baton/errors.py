@@ -1,4 +1,4 @@
-"""The errors Baton raises, and their one translation to the wire and back.
+"""The errors Baton raises.
 
     BatonError
     |-- InvalidRequest       INVALID_ARGUMENT     no retry   the request is wrong; names the field
@@ -19,15 +19,13 @@
     |-- ConfigError          INVALID_ARGUMENT     no retry   a setting is unknown or wrong (also a ValueError)
     `-- InternalError        INTERNAL             no retry   ours to mend
 
-Foreign exceptions are translated at the edge where they appear (baton/rpc.py
-for gRPC, baton/redis_client.py for Redis), nowhere else.
+baton/failure.py is their form on the wire. Foreign exceptions are translated at the edge where
+they appear (baton/rpc.py for gRPC, baton/redis_client.py for Redis), nowhere else.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
-
-from baton.v1 import common_pb2
 
 
 class BatonError(Exception):
@@ -172,18 +170,3 @@ def _tree(cls: type[BatonError]) -> list[type[BatonError]]:
 
 
 BY_CODE: dict[str, type[BatonError]] = {cls.code: cls for cls in _tree(BatonError)}
-
-
-def to_failure(error: BatonError) -> common_pb2.Failure:
-    """The wire form of an error."""
-    retry_ms = 0 if error.retry_after_s is None else max(1, round(error.retry_after_s * 1000))
-    return common_pb2.Failure(
-        code=error.code, message=error.message, field=error.field, retry_after_ms=retry_ms
-    )
-
-
-def from_failure(failure: common_pb2.Failure) -> BatonError:
-    """The error a wire form stands for; an unknown code becomes InternalError."""
-    cls = BY_CODE.get(failure.code, InternalError)
-    retry_after_s = failure.retry_after_ms / 1000 if failure.retry_after_ms else None
-    return cls(failure.message, field=failure.field, retry_after_s=retry_after_s)

@@ -13,7 +13,8 @@ import random
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton.errors import BatonError, KvTransferFailed, Overloaded, PeerLost, to_failure
+from baton.errors import BatonError, KvTransferFailed, Overloaded, PeerLost
+from baton.failure import to_failure
 from baton.identity import Identity
 from baton.limits import blocks_needed
 from baton.ports import Session

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from baton.errors import BatonError, InternalError, KvTransferFailed, PeerLost, to_failure
+from baton.errors import BatonError, InternalError, KvTransferFailed, PeerLost
+from baton.failure import to_failure
 from baton.identity import Identity
 from baton.ports import Session
 from baton.sessions import converse, first_message

@@ -5,7 +5,8 @@ Owns the translation only.
 
 from __future__ import annotations
 
-from baton.errors import BatonError, to_failure
+from baton.errors import BatonError
+from baton.failure import to_failure
 from baton.v1 import common_pb2, decode_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionResponse
 from decode_worker.attempt import Attempt

@@ -11,15 +11,8 @@ import random
 from functools import partial
 
 from baton.drain import Drain
-from baton.errors import (
-    BatonError,
-    DeadlineExceeded,
-    Draining,
-    InternalError,
-    PeerLost,
-    Unavailable,
-    to_failure,
-)
+from baton.errors import BatonError, DeadlineExceeded, Draining, InternalError, PeerLost, Unavailable
+from baton.failure import to_failure
 from baton.health import WorkerHealth, WorkerLoad
 from baton.identity import Identity
 from baton.limits import Limits

@@ -6,7 +6,8 @@ Owns the translation only.
 
 from __future__ import annotations
 
-from baton.errors import BatonError, Cancelled, to_failure
+from baton.errors import BatonError, Cancelled
+from baton.failure import to_failure
 from baton.v1 import common_pb2, prefill_service_pb2
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionResponse
 from engine.engine import Engine

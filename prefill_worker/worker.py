@@ -23,8 +23,8 @@ from baton.errors import (
     KvTransferFailed,
     PeerLost,
     Unavailable,
-    to_failure,
 )
+from baton.failure import to_failure
 from baton.health import WorkerHealth, WorkerLoad
 from baton.identity import Identity
 from baton.limits import Limits

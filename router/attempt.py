@@ -10,15 +10,8 @@ import asyncio
 from contextlib import suppress
 from typing import Protocol
 
-from baton.errors import (
-    BatonError,
-    Draining,
-    InternalError,
-    KvTransferFailed,
-    PeerLost,
-    Unavailable,
-    from_failure,
-)
+from baton.errors import BatonError, Draining, InternalError, KvTransferFailed, PeerLost, Unavailable
+from baton.failure import from_failure
 from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
 from baton.v1.decode_service_pb2 import DecodeServiceSessionRequest
 from baton.v1.prefill_service_pb2 import PrefillServiceSessionRequest

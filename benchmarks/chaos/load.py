@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from baton import AsyncClient
 from baton.answer import Summary
-from baton.errors import BatonError, Cancelled, DeadlineExceeded, from_failure, to_failure
+from baton.errors import BatonError, Cancelled, DeadlineExceeded
+from baton.failure import from_failure, to_failure
 from baton.generation import Generation
 from baton.routers import Routers
 

@@ -6,7 +6,8 @@ import grpc
 import pytest
 
 from baton import errors
-from baton.errors import BY_CODE, BatonError, ConfigError, InternalError, from_failure, to_failure
+from baton.errors import BY_CODE, BatonError, ConfigError, InternalError
+from baton.failure import from_failure, to_failure
 from baton.v1 import common_pb2
 
 # Code, gRPC status and whether a client should try again, as the documentation promises them.

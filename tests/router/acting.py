@@ -11,7 +11,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from baton.errors import Draining, Overloaded, Unavailable, to_failure
+from baton.errors import Draining, Overloaded, Unavailable
+from baton.failure import to_failure
 from baton.limits import blocks_needed
 from baton.v1 import common_pb2, decode_service_pb2, prefill_service_pb2
 from tests.fakes import MemorySession

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.errors import BatonError, to_failure
+from baton.errors import BatonError
+from baton.failure import to_failure
 from baton.identity import Identity
 from baton.limits import Limits
 from baton.ports import WorkerInfo

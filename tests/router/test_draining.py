@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from baton.errors import Draining, Overloaded, PeerLost, Unavailable, to_failure
+from baton.errors import Draining, Overloaded, PeerLost, Unavailable
+from baton.failure import to_failure
 from baton.ports import WorkerInfo
 from baton.v1 import admin_service_pb2
 from router.admin import RouterAdminServicer

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.errors import KvTransferFailed, to_failure
+from baton.errors import KvTransferFailed
+from baton.failure import to_failure
 from tests.fakes import until
 from tests.router.stage import staged, to_prefill, workers
 from tests.router.test_draining import DRAINING, blamed, drains, link_of, outcomes

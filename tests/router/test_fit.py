@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.errors import Draining, InvalidRequest, Unavailable, to_failure
+from baton.errors import Draining, InvalidRequest, Unavailable
+from baton.failure import to_failure
 from tests.fakes import until
 from tests.router.acting import virtually
 from tests.router.stage import (

@@ -16,8 +16,8 @@ from baton.errors import (
     Overloaded,
     PeerLost,
     Unavailable,
-    to_failure,
 )
+from baton.failure import to_failure
 from baton.v1 import common_pb2
 from tests.fakes import until
 from tests.router.stage import NOTHING, failure, staged, to_decode, to_prefill, workers

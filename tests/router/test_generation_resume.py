@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from baton.errors import KvTransferFailed, PeerLost, to_failure
+from baton.errors import KvTransferFailed, PeerLost
+from baton.failure import to_failure
 from tests.fakes import until
 from tests.router.stage import NOTHING, staged, to_decode, to_prefill, workers
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.errors import IncompatiblePeer, KvTransferFailed, PeerLost, Unavailable, to_failure
+from baton.errors import IncompatiblePeer, KvTransferFailed, PeerLost, Unavailable
+from baton.failure import to_failure
 from baton.v1 import prefill_service_pb2
 from router.prefill_link import PrefillLink
 from tests.fakes import until

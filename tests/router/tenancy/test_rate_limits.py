@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.errors import Overloaded, to_failure
+from baton.errors import Overloaded
+from baton.failure import to_failure
 from router.tenancy.rate_limits import WINDOW_S, RateLimits, Usage
 from router.tenancy.tenants import ANONYMOUS, Tenant
 from tests.router.tenancy.usage_board import UsageBoard
