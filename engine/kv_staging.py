@@ -60,10 +60,10 @@ class StagedStep:
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """For the kernels: slots_T: [T] int64, where in the stage each token of a step goes; -1 for nowhere."""
+    """For the kernels. slots: [T] int64, where in the stage each token of a step goes; -1 for nowhere."""
 
     step: StagedStep
-    slots_T: torch.Tensor
+    slots: torch.Tensor
 
 
 class KvStaging:
