@@ -29,6 +29,7 @@ from router.core import RouterCore
 from router.dial import decode_dialer, prefill_dialer
 from router.fleet import Fleet
 from router.grammars import GrammarCheck
+from router.inference import Inference
 from router.metrics import RouterMetrics
 from router.service import InferenceServicer
 from router.tenancy.rate_limits import RateLimits
@@ -70,7 +71,7 @@ async def _serve(
             rng=rng,
             metrics=RouterMetrics(meter()),
         )
-        inference = InferenceServicer(
+        inference = Inference(
             core=core, model=model, text=text, grammars=grammars, rng=rng, tenants=tenants, limits=limits
         )
         admin = RouterAdminServicer(core=core, model=model.name, inference=inference)
@@ -85,12 +86,13 @@ async def _run(
     core: RouterCore,
     stop: asyncio.Event,
     services: Sequence[Awaitable[None]],
-    inference: InferenceServicer,
+    inference: Inference,
     admin: RouterAdminServicer,
 ) -> None:
     config = core.config
     public = Registration(
-        name="baton.v1.InferenceService", add=partial(add_InferenceServiceServicer_to_server, inference)
+        name="baton.v1.InferenceService",
+        add=partial(add_InferenceServiceServicer_to_server, InferenceServicer(inference)),
     )
     private = Registration(
         name="baton.v1.AdminService", add=partial(add_AdminServiceServicer_to_server, admin)
@@ -128,9 +130,7 @@ async def _be_ready(fleet: Fleet, stop: asyncio.Event, servers: Sequence[RpcServ
     await asyncio.Event().wait()
 
 
-async def _leave(
-    inference: InferenceServicer, server: RpcServer, admin_server: RpcServer, grace_s: float
-) -> None:
+async def _leave(inference: Inference, server: RpcServer, admin_server: RpcServer, grace_s: float) -> None:
     """The admin port answers until the end, so that operators see what is left."""
     await admin_server.set_health(ready=False)
     await inference.handover.drain(server.stop, grace_s)

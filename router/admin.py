@@ -8,8 +8,8 @@ from baton.v1 import admin_service_pb2, common_pb2
 from router.core import RouterCore
 from router.decode_link import DecodeLink
 from router.explanations import MAX_ENDED
+from router.inference import Inference
 from router.prefill_link import PrefillLink
-from router.service import InferenceServicer
 
 
 class RouterAdminServicer(LedgerServicer):
@@ -20,7 +20,7 @@ class RouterAdminServicer(LedgerServicer):
         *,
         core: RouterCore,
         model: str,
-        inference: InferenceServicer,
+        inference: Inference,
     ) -> None:
         super().__init__(core.config.name, common_pb2.ROLE_ROUTER, self._held)
         self._config = core.config

@@ -23,6 +23,7 @@ from baton.v1.inference_service_pb2_grpc import (
 )
 from router.grammars import GrammarCheck
 from router.handover import Handover
+from router.inference import Inference
 from router.service import InferenceServicer
 from router.text import Text
 from tests.fakes import GUARD_S, expected_answer, until
@@ -108,17 +109,17 @@ async def test_an_error_of_a_calls_own_is_kept() -> None:
 
 
 @asynccontextmanager
-async def serving(d: Door, folder: Path) -> AsyncIterator[tuple[InferenceServicer, RpcServer]]:
+async def serving(d: Door, folder: Path) -> AsyncIterator[tuple[Inference, RpcServer]]:
     """Another router's door to the same cluster."""
     model = model_dir(folder / "again")
-    inference = InferenceServicer(
+    inference = Inference(
         core=d.cluster.stage.core,
         model=model,
         text=Text(model, asyncio.to_thread),
         grammars=GrammarCheck(None, asyncio.to_thread),
         rng=random.Random(2),
     )
-    add = partial(add_InferenceServiceServicer_to_server, inference)
+    add = partial(add_InferenceServiceServicer_to_server, InferenceServicer(inference))
     async with await RpcServer.start([Registration(name="baton.v1.InferenceService", add=add)]) as server:
         yield inference, server
 

@@ -22,7 +22,8 @@ from baton.v1 import admin_service_pb2, common_pb2, inference_service_pb2
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from router.admin import RouterAdminServicer
 from router.grammars import GrammarCheck
-from router.service import InferenceServicer, within
+from router.inference import Inference, within
+from router.service import InferenceServicer
 from router.text import Text
 from tests.cluster import Cluster, cluster
 from tests.fakes import GUARD_S, expected_answer, until
@@ -34,7 +35,7 @@ KV = (2, 2, 3, 5)
 @dataclass
 class Door:
     cluster: Cluster
-    inference: InferenceServicer
+    inference: Inference
     admin: RouterAdminServicer
     client: AsyncClient
     address: str
@@ -54,7 +55,7 @@ async def door(folder: Path, **settings: Any) -> AsyncIterator[Door]:
     model = model_dir(folder / "tiny")
     async with cluster(**settings) as c:
         stage = c.stage
-        inference = InferenceServicer(
+        inference = Inference(
             core=stage.core,
             model=model,
             text=Text(model, asyncio.to_thread),
@@ -62,7 +63,7 @@ async def door(folder: Path, **settings: Any) -> AsyncIterator[Door]:
             rng=random.Random(1),
         )
         admin = RouterAdminServicer(core=stage.core, model="tiny", inference=inference)
-        add = partial(add_InferenceServiceServicer_to_server, inference)
+        add = partial(add_InferenceServiceServicer_to_server, InferenceServicer(inference))
         registration = Registration(name="baton.v1.InferenceService", add=add)
         async with (
             await RpcServer.start([registration]) as server,

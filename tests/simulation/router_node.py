@@ -18,6 +18,7 @@ from router.config import RouterConfig
 from router.core import RouterCore
 from router.decode_link import DecodeLink
 from router.grammars import GrammarCheck
+from router.inference import Inference
 from router.learning.learned_edges import LearnedEdges
 from router.prefill_link import PrefillLink
 from router.retry_budget import RetryBudget
@@ -82,7 +83,7 @@ class RouterNode(Node):
         budget = CountedBudget(partial(around.hit, "a further attempt was taken from the budget"))
         self.core.dispatcher.retries = budget
         self.queue, self.fleet = self.core.queue, self.core.fleet
-        self.inference = InferenceServicer(
+        self.inference = Inference(
             core=self.core,
             model=around.model,
             text=Text(around.model, at_once),
@@ -92,7 +93,7 @@ class RouterNode(Node):
         )
         # The largest share of credit that each session with a prefill worker was told, by its link.
         self._shares: dict[PrefillLink, int] = {}
-        generate: Any = self.inference.Generate
+        generate: Any = InferenceServicer(self.inference).Generate
         self._server = self.serve(
             {"generate": Method(partial(_generate, generate, around.hit), GenerateRequest.FromString)}
         )
