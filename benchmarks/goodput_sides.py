@@ -111,6 +111,7 @@ async def running(side: Side, model: str, folder: Path, workload: Workload) -> A
         port=0,
         admin_port=0,
         control_port=0,
+        http_port=0,
         drain_s=1.0,
         log_level="warning",
     )

@@ -157,6 +157,7 @@ async def run(scratch: Path, arguments: argparse.Namespace) -> list[Row]:
         admin_port=0,
         dashboard_port=0,
         control_port=0,
+        http_port=0,
     )
     objectives = Objectives()
     async with (

@@ -198,6 +198,7 @@ def _config(arguments: argparse.Namespace, model: Path, logs: Path) -> ClusterCo
         admin_port=0,
         dashboard_port=0,
         control_port=0,
+        http_port=0,
     )
 
 

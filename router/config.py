@@ -18,9 +18,13 @@ class RouterConfig:
 
     name: str = field(default="router-0", metadata={"help": "name of this router"})
     model: str = field(metadata={"help": "model folder, or the name of a pulled model"})
-    host: str = field(default="127.0.0.1", metadata={"help": "address of the public port"})
+    host: str = field(default="127.0.0.1", metadata={"help": "address of the public ports"})
     port: int = field(default=50051, metadata={"help": "public gRPC port; 0 picks a free one"})
-    # Apart from `host`, so that opening the public port opens nothing else.
+    http_port: int = field(
+        default=8000,
+        metadata={"help": "public HTTP port, with OpenAI's API; 0 picks a free one"},
+    )
+    # Apart from `host`, so that opening the public ports opens nothing else.
     admin_host: str = field(default="127.0.0.1", metadata={"help": "address of the admin port"})
     admin_port: int = field(default=50052, metadata={"help": "admin gRPC port; 0 picks a free one"})
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False, metadata={"help": "registry"})

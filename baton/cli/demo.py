@@ -54,6 +54,7 @@ def demo(
         port=0,
         admin_port=0,
         control_port=0,
+        http_port=0,
         dashboard_port=0,
     )
     may_ask = sys.stdin.isatty() and sys.stdout.isatty() and not no_input

@@ -68,6 +68,9 @@ Port = Annotated[
     int | None,
     typer.Option(help="Public gRPC port; each further router's is 10 above.", show_default="50051"),
 ]
+HttpPort = Annotated[
+    int | None, typer.Option(help="Public HTTP port; the others' in the same way.", show_default="8000")
+]
 AdminPort = Annotated[
     int | None, typer.Option(help="Admin gRPC port; the others' in the same way.", show_default="50052")
 ]
@@ -125,6 +128,7 @@ def up(
     placement: Placement = None,
     kv_transport: KvTransport = None,
     port: Port = None,
+    http_port: HttpPort = None,
     admin_port: AdminPort = None,
     control_port: ControlPort = None,
     dashboard_port: DashboardPort = None,
@@ -182,6 +186,7 @@ def print_endpoints(cluster: LocalCluster, console: ClusterConsole) -> None:
     facts = {
         "model": f"{config.model}, {config.num_threads} thread(s) per worker",
         "gRPC": ", ".join(cluster.addresses),
+        "HTTP": f"{', '.join(cluster.http_urls)} (OpenAI's API)",
         "admin": ", ".join(cluster.admin_addresses),
         "control": f"{cluster.control_address} (`baton workers` lists the workers)",
         "Ray dashboard": f"{cluster.dashboard_url} (`ray get-auth-token` prints its token)",

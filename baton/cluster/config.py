@@ -75,6 +75,7 @@ class ClusterConfig:
             "help": "public port of router-0; each further one's is 10 above the one's before; 0 picks free"
         },
     )
+    http_port: int = field(default=8000, metadata={"help": "HTTP ports, in the same way"})
     admin_port: int = field(default=50052, metadata={"help": "admin ports, in the same way"})
     control_port: int = field(
         default=50053, metadata={"help": "port of `baton scale` and the like; 0 picks a free one"}
@@ -138,9 +139,9 @@ class ClusterConfig:
 
     def _check_ports(self) -> None:
         taken: dict[int, str] = {}
-        for name in ("port", "admin_port", "control_port", "dashboard_port"):
+        for name in ("port", "http_port", "admin_port", "control_port", "dashboard_port"):
             first = getattr(self, name)
-            is_per_router = name in ("port", "admin_port")
+            is_per_router = name in ("port", "http_port", "admin_port")
             ports = self.ports_from(first) if is_per_router else [first]
             if not 0 <= first <= max(ports) <= 65535:
                 whose = f" of {self.routers} routers" if is_per_router and self.routers > 1 else ""

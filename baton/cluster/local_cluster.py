@@ -1,6 +1,6 @@
 """A whole cluster on this machine: Redis, routers, prefill workers, decode workers.
 
-    config = ClusterConfig(port=0, admin_port=0, control_port=0, dashboard_port=0)
+    config = ClusterConfig(port=0, http_port=0, admin_port=0, control_port=0, dashboard_port=0)
     async with await LocalCluster.start(config) as cluster:
         async with await AsyncClient.connect(cluster.address) as client:
             ...
@@ -175,6 +175,12 @@ class LocalCluster:
     def address(self) -> str:
         """The first of them."""
         return self.addresses[0]
+
+    @property
+    def http_urls(self) -> list[str]:
+        """Where OpenAI's clients find the routers: their base_url, in the same order."""
+        scheme = "https" if self.config.tls_ca else "http"
+        return [f"{scheme}://{address}/v1" for address in self.places.http_addresses.values()]
 
     @property
     def admin_addresses(self) -> list[str]:

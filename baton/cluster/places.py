@@ -23,10 +23,11 @@ _NUM_KEPT_RUNS = 10
 class Ports:
     """Claimed ports; none is 0, except that of the dashboard where there is no local Ray.
 
-    public, admin: by router.
+    public, http, admin: by router.
     """
 
     public: Mapping[str, int]
+    http: Mapping[str, int]
     admin: Mapping[str, int]
     control: int
     dashboard: int
@@ -36,6 +37,7 @@ class Ports:
         """Looks for all of them; raises ConfigError if one is taken."""
         return cls(
             public=_claim_all(config, "port"),
+            http=_claim_all(config, "http_port"),
             admin=_claim_all(config, "admin_port"),
             control=claim(config.control_port, "control_port"),
             dashboard=claim(config.dashboard_port, "dashboard_port") if config.has_local_ray else 0,
@@ -81,6 +83,11 @@ class Places:
     def addresses(self) -> dict[str, str]:
         """Where clients connect, host:port by router."""
         return {name: f"{LOOPBACK}:{port}" for name, port in self.ports.public.items()}
+
+    @property
+    def http_addresses(self) -> dict[str, str]:
+        """The routers' HTTP ports, host:port by router."""
+        return {name: f"{LOOPBACK}:{port}" for name, port in self.ports.http.items()}
 
     @property
     def admin_addresses(self) -> dict[str, str]:

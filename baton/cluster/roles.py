@@ -43,6 +43,7 @@ def router_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
                     **shared,
                     "name": name,
                     "port": places.ports.public[name],
+                    "http_port": places.ports.http[name],
                     "admin_port": places.ports.admin[name],
                 },
             ),

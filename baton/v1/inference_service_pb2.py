@@ -26,7 +26,7 @@ from baton.v1 import common_pb2 as baton_dot_v1_dot_common__pb2
 from baton.v1 import route_explain_pb2 as baton_dot_v1_dot_route__explain__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n baton/v1/inference_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\x1a\x1c\x62\x61ton/v1/route_explain.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"/\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"s\n\rPartialAnswer\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x11\n\tnum_chars\x18\x03 \x01(\r\x12-\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x16.baton.v1.FinishReason\"\xbc\t\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1c\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0e.baton.v1.Chat\x12%\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIds\x12\x17\n\nmax_tokens\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x07 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x02H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x02H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x06\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x10\n\x08logprobs\x18\r \x01(\x08\x12\x12\n\nrequest_id\x18\x0e \x01(\t\x12\x30\n\x0fpartial_answers\x18\x0f \x03(\x0b\x32\x17.baton.v1.PartialAnswer\x12\x1f\n\x12repetition_penalty\x18\x10 \x01(\x02H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x11 \x01(\x02H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x12 \x01(\x02H\t\x88\x01\x01\x12<\n\nlogit_bias\x18\x13 \x03(\x0b\x32(.baton.v1.GenerateRequest.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x14 \x03(\r\x12\x17\n\nmin_tokens\x18\x15 \x01(\x05H\n\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\x16 \x01(\x05H\x0b\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x17 \x01(\x05H\x0c\x88\x01\x01\x12\"\n\x07grammar\x18\x18 \x01(\x0b\x32\x11.baton.v1.Grammar\x12\x0e\n\x01n\x18\x19 \x01(\x05H\r\x88\x01\x01\x12\x0c\n\x04stop\x18\x1a \x03(\t\x12\x1c\n\x14include_stop_in_text\x18\x1b \x01(\x08\x12 \n\x13skip_special_tokens\x18\x1c \x01(\x08H\x0e\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x1d \x01(\x05H\x0f\x88\x01\x01\x12\x1e\n\x11ttft_objective_ms\x18\x1e \x01(\x01H\x10\x88\x01\x01\x12$\n\x08priority\x18\x1f \x01(\x0e\x32\x12.baton.v1.Priority\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05_textB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\x0f\n\r_top_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_nB\x16\n\x14_skip_special_tokensB\x19\n\x17_truncate_prompt_tokensB\x14\n\x12_ttft_objective_ms\"\xc5\x01\n\x10GenerateResponse\x12 \n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x0f.baton.v1.ChunkH\x00\x12$\n\x07summary\x18\x02 \x01(\x0b\x32\x11.baton.v1.SummaryH\x00\x12$\n\x07started\x18\x03 \x01(\x0b\x32\x11.baton.v1.StartedH\x00\x12\x38\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x1d.baton.v1.PromptLogprobsChunkH\x00\x42\t\n\x07payload\"F\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\"|\n\x13PromptLogprobsChunk\x12\x13\n\x0bstart_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12+\n\x0ctop_logprobs\x18\x04 \x03(\x0b\x32\x15.baton.v1.TopLogprobs\"\xba\x01\n\x05\x43hunk\x12\x13\n\x0bstart_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\r\n\x05index\x18\x05 \x01(\r\x12+\n\x0ctop_logprobs\x18\x06 \x03(\x0b\x32\x15.baton.v1.TopLogprobs\x12-\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x16.baton.v1.FinishReason\"w\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\x12\x14\n\x0cmatched_stop\x18\x04 \x01(\t\"\xfb\x01\n\x07Summary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12!\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x10.baton.v1.Choice\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\"\n\x07timings\x18\x07 \x01(\x0b\x32\x11.baton.v1.Timings\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\'\n\x07\x65xplain\x18\t \x01(\x0b\x32\x16.baton.v1.RouteExplain\"\xa8\x03\n\x07Timings\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x16\n\x0eprefill_worker\x18\x02 \x01(\t\x12\x15\n\rdecode_worker\x18\x03 \x01(\t\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x12\n\nreserve_ms\x18\x05 \x01(\x01\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x07 \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x08 \x01(\x04\x12\x0f\n\x07ttft_ms\x18\t \x01(\x01\x12\x0e\n\x06itl_ms\x18\n \x01(\x01\x12\x10\n\x08total_ms\x18\x0b \x01(\x01\x12\x14\n\x0cnum_attempts\x18\x0c \x01(\r\x12\x18\n\x10transfer_tail_ms\x18\r \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x0e \x01(\r\x12/\n\x0etransfer_times\x18\x0f \x01(\x0b\x32\x17.baton.v1.TransferTimes\x12\x1d\n\x15transfer_hidden_share\x18\x10 \x01(\x01\x12\x15\n\rnum_handovers\x18\x11 \x01(\r\x12\x14\n\x0cnum_outgrown\x18\x12 \x01(\r\"\x13\n\x11ListModelsRequest\"@\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nweights_id\x18\x03 \x01(\t\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model2\xa0\x01\n\x10InferenceService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n baton/v1/inference_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\x1a\x1c\x62\x61ton/v1/route_explain.proto\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"j\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12&\n\ntool_calls\x18\x03 \x03(\x0b\x32\x12.baton.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\"Z\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12\r\n\x05tools\x18\x02 \x03(\t\x12\x1a\n\x12template_arguments\x18\x03 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"s\n\rPartialAnswer\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x11\n\tnum_chars\x18\x03 \x01(\r\x12-\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x16.baton.v1.FinishReason\"\xbc\t\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1c\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0e.baton.v1.Chat\x12%\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIds\x12\x17\n\nmax_tokens\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x07 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x02H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x02H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x06\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x10\n\x08logprobs\x18\r \x01(\x08\x12\x12\n\nrequest_id\x18\x0e \x01(\t\x12\x30\n\x0fpartial_answers\x18\x0f \x03(\x0b\x32\x17.baton.v1.PartialAnswer\x12\x1f\n\x12repetition_penalty\x18\x10 \x01(\x02H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x11 \x01(\x02H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x12 \x01(\x02H\t\x88\x01\x01\x12<\n\nlogit_bias\x18\x13 \x03(\x0b\x32(.baton.v1.GenerateRequest.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x14 \x03(\r\x12\x17\n\nmin_tokens\x18\x15 \x01(\x05H\n\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\x16 \x01(\x05H\x0b\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x17 \x01(\x05H\x0c\x88\x01\x01\x12\"\n\x07grammar\x18\x18 \x01(\x0b\x32\x11.baton.v1.Grammar\x12\x0e\n\x01n\x18\x19 \x01(\x05H\r\x88\x01\x01\x12\x0c\n\x04stop\x18\x1a \x03(\t\x12\x1c\n\x14include_stop_in_text\x18\x1b \x01(\x08\x12 \n\x13skip_special_tokens\x18\x1c \x01(\x08H\x0e\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x1d \x01(\x05H\x0f\x88\x01\x01\x12\x1e\n\x11ttft_objective_ms\x18\x1e \x01(\x01H\x10\x88\x01\x01\x12$\n\x08priority\x18\x1f \x01(\x0e\x32\x12.baton.v1.Priority\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05_textB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\x0f\n\r_top_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_nB\x16\n\x14_skip_special_tokensB\x19\n\x17_truncate_prompt_tokensB\x14\n\x12_ttft_objective_ms\"\xc5\x01\n\x10GenerateResponse\x12 \n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x0f.baton.v1.ChunkH\x00\x12$\n\x07summary\x18\x02 \x01(\x0b\x32\x11.baton.v1.SummaryH\x00\x12$\n\x07started\x18\x03 \x01(\x0b\x32\x11.baton.v1.StartedH\x00\x12\x38\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x1d.baton.v1.PromptLogprobsChunkH\x00\x42\t\n\x07payload\"F\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\"|\n\x13PromptLogprobsChunk\x12\x13\n\x0bstart_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12+\n\x0ctop_logprobs\x18\x04 \x03(\x0b\x32\x15.baton.v1.TopLogprobs\"\xba\x01\n\x05\x43hunk\x12\x13\n\x0bstart_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\r\n\x05index\x18\x05 \x01(\r\x12+\n\x0ctop_logprobs\x18\x06 \x03(\x0b\x32\x15.baton.v1.TopLogprobs\x12-\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x16.baton.v1.FinishReason\"w\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\x12\x14\n\x0cmatched_stop\x18\x04 \x01(\t\"\xfb\x01\n\x07Summary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12!\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x10.baton.v1.Choice\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\"\n\x07timings\x18\x07 \x01(\x0b\x32\x11.baton.v1.Timings\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\'\n\x07\x65xplain\x18\t \x01(\x0b\x32\x16.baton.v1.RouteExplain\"\xa8\x03\n\x07Timings\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x16\n\x0eprefill_worker\x18\x02 \x01(\t\x12\x15\n\rdecode_worker\x18\x03 \x01(\t\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x12\n\nreserve_ms\x18\x05 \x01(\x01\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x07 \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x08 \x01(\x04\x12\x0f\n\x07ttft_ms\x18\t \x01(\x01\x12\x0e\n\x06itl_ms\x18\n \x01(\x01\x12\x10\n\x08total_ms\x18\x0b \x01(\x01\x12\x14\n\x0cnum_attempts\x18\x0c \x01(\r\x12\x18\n\x10transfer_tail_ms\x18\r \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x0e \x01(\r\x12/\n\x0etransfer_times\x18\x0f \x01(\x0b\x32\x17.baton.v1.TransferTimes\x12\x1d\n\x15transfer_hidden_share\x18\x10 \x01(\x01\x12\x15\n\rnum_handovers\x18\x11 \x01(\r\x12\x14\n\x0cnum_outgrown\x18\x12 \x01(\r\"\x13\n\x11ListModelsRequest\"@\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nweights_id\x18\x03 \x01(\t\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model2\xa0\x01\n\x10InferenceService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,38 +35,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_CHATMESSAGE']._serialized_start=99
-  _globals['_CHATMESSAGE']._serialized_end=143
-  _globals['_CHAT']._serialized_start=145
-  _globals['_CHAT']._serialized_end=192
-  _globals['_TOKENIDS']._serialized_start=194
-  _globals['_TOKENIDS']._serialized_end=217
-  _globals['_PARTIALANSWER']._serialized_start=219
-  _globals['_PARTIALANSWER']._serialized_end=334
-  _globals['_GENERATEREQUEST']._serialized_start=337
-  _globals['_GENERATEREQUEST']._serialized_end=1549
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=1225
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=1273
-  _globals['_GENERATERESPONSE']._serialized_start=1552
-  _globals['_GENERATERESPONSE']._serialized_end=1749
-  _globals['_STARTED']._serialized_start=1751
-  _globals['_STARTED']._serialized_end=1821
-  _globals['_PROMPTLOGPROBSCHUNK']._serialized_start=1823
-  _globals['_PROMPTLOGPROBSCHUNK']._serialized_end=1947
-  _globals['_CHUNK']._serialized_start=1950
-  _globals['_CHUNK']._serialized_end=2136
-  _globals['_CHOICE']._serialized_start=2138
-  _globals['_CHOICE']._serialized_end=2257
-  _globals['_SUMMARY']._serialized_start=2260
-  _globals['_SUMMARY']._serialized_end=2511
-  _globals['_TIMINGS']._serialized_start=2514
-  _globals['_TIMINGS']._serialized_end=2938
-  _globals['_LISTMODELSREQUEST']._serialized_start=2940
-  _globals['_LISTMODELSREQUEST']._serialized_end=2959
-  _globals['_MODEL']._serialized_start=2961
-  _globals['_MODEL']._serialized_end=3025
-  _globals['_LISTMODELSRESPONSE']._serialized_start=3027
-  _globals['_LISTMODELSRESPONSE']._serialized_end=3080
-  _globals['_INFERENCESERVICE']._serialized_start=3083
-  _globals['_INFERENCESERVICE']._serialized_end=3243
+  _globals['_TOOLCALL']._serialized_start=99
+  _globals['_TOOLCALL']._serialized_end=154
+  _globals['_CHATMESSAGE']._serialized_start=156
+  _globals['_CHATMESSAGE']._serialized_end=262
+  _globals['_CHAT']._serialized_start=264
+  _globals['_CHAT']._serialized_end=354
+  _globals['_TOKENIDS']._serialized_start=356
+  _globals['_TOKENIDS']._serialized_end=379
+  _globals['_PARTIALANSWER']._serialized_start=381
+  _globals['_PARTIALANSWER']._serialized_end=496
+  _globals['_GENERATEREQUEST']._serialized_start=499
+  _globals['_GENERATEREQUEST']._serialized_end=1711
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=1387
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=1435
+  _globals['_GENERATERESPONSE']._serialized_start=1714
+  _globals['_GENERATERESPONSE']._serialized_end=1911
+  _globals['_STARTED']._serialized_start=1913
+  _globals['_STARTED']._serialized_end=1983
+  _globals['_PROMPTLOGPROBSCHUNK']._serialized_start=1985
+  _globals['_PROMPTLOGPROBSCHUNK']._serialized_end=2109
+  _globals['_CHUNK']._serialized_start=2112
+  _globals['_CHUNK']._serialized_end=2298
+  _globals['_CHOICE']._serialized_start=2300
+  _globals['_CHOICE']._serialized_end=2419
+  _globals['_SUMMARY']._serialized_start=2422
+  _globals['_SUMMARY']._serialized_end=2673
+  _globals['_TIMINGS']._serialized_start=2676
+  _globals['_TIMINGS']._serialized_end=3100
+  _globals['_LISTMODELSREQUEST']._serialized_start=3102
+  _globals['_LISTMODELSREQUEST']._serialized_end=3121
+  _globals['_MODEL']._serialized_start=3123
+  _globals['_MODEL']._serialized_end=3187
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3189
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3242
+  _globals['_INFERENCESERVICE']._serialized_start=3245
+  _globals['_INFERENCESERVICE']._serialized_end=3405
 # @@protoc_insertion_point(module_scope)

@@ -220,7 +220,7 @@ def _config(
         "log_dir": str(folder / "logs"),
         "dtype": "float32",
         "threads": 1,
-        **dict.fromkeys(("port", "admin_port", "dashboard_port", "control_port"), 0),
+        **dict.fromkeys(("port", "http_port", "admin_port", "dashboard_port", "control_port"), 0),
     }
     return ClusterConfig(**{**fixed, **settings})  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from baton.cluster.local_cluster import LocalCluster
 from baton.errors import Unavailable
 from tests import bare_model
 
-SETTINGS = ["--port=0", "--admin-port=0", "--control-port=0", "--dashboard-port=0"]
+SETTINGS = ["--port=0", "--http-port=0", "--admin-port=0", "--control-port=0", "--dashboard-port=0"]
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
     flags += ["--tls-cert=c", "--tls-key=k", "--tls-ca=a", "--tls-server-name=n", "--kv-transport=nixl"]
     flags += ["--placement=disaggregated", "--routers=2", "--control-port=4", "--drain-s=7"]
     flags += ["--prefill-kv-dtype=bfloat16", "--decode-kv-dtype=float16", "--compile"]
-    assert settings(baton, started, *flags, "--start-timeout-s=9") == ClusterConfig(
+    assert settings(baton, started, *flags, "--start-timeout-s=9", "--http-port=5") == ClusterConfig(
         prefill=2,
         decode=3,
         model="m",
@@ -59,6 +59,7 @@ def test_every_flag_arrives(baton, started, tmp_path) -> None:
         placement="disaggregated",
         kv_transport="nixl",
         port=1,
+        http_port=5,
         admin_port=2,
         control_port=4,
         routers=2,
@@ -107,7 +108,7 @@ def test_a_bad_setting_is_exit_code_2_and_named(baton, started, flag, field) -> 
     assert started == []
 
 
-@pytest.mark.parametrize("setting", ["port", "admin_port", "control_port", "dashboard_port"])
+@pytest.mark.parametrize("setting", ["port", "http_port", "admin_port", "control_port", "dashboard_port"])
 def test_a_taken_port_is_refused_before_anything_starts(
     baton, tiny_folder, monkeypatch, tmp_path, setting
 ) -> None:

@@ -19,7 +19,7 @@ from baton.rpc import open_channel
 from baton.v1.pool_service_pb2 import ListWorkersResponse, PoolWorker
 from tests import bare_model
 
-FREE = {"port": 0, "admin_port": 0, "control_port": 0, "dashboard_port": 0}
+FREE = {"port": 0, "http_port": 0, "admin_port": 0, "control_port": 0, "dashboard_port": 0}
 
 
 @pytest.fixture
@@ -107,7 +107,9 @@ async def parts() -> Parts:
 @pytest.fixture
 async def cluster(parts: Parts, tmp_path: Path) -> LocalCluster:
     places = Places(
-        ports=Ports(public={"router-0": 1}, admin={"router-0": 2}, control=3, dashboard=0),
+        ports=Ports(
+            public={"router-0": 1}, http={"router-0": 4}, admin={"router-0": 2}, control=3, dashboard=0
+        ),
         redis_url="",
         logs=tmp_path,
         ready_file=tmp_path / "pool.json",

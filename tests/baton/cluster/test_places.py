@@ -14,9 +14,13 @@ from baton.cluster.places import Places, Ports, make_logs
 from baton.cluster.role_settings import RoleSettings
 from baton.errors import ConfigError
 
-ANY = {"port": 0, "admin_port": 0, "control_port": 0, "dashboard_port": 0}
+ANY = {"port": 0, "http_port": 0, "admin_port": 0, "control_port": 0, "dashboard_port": 0}
 PORTS = Ports(
-    public={"router-0": 1, "router-1": 11}, admin={"router-0": 2, "router-1": 12}, control=3, dashboard=4
+    public={"router-0": 1, "router-1": 11},
+    http={"router-0": 5, "router-1": 15},
+    admin={"router-0": 2, "router-1": 12},
+    control=3,
+    dashboard=4,
 )
 
 
@@ -61,8 +65,10 @@ def test_shared_memory_is_looked_for_where_the_workers_are_told_to_put_it(
 
 def test_free_ports_are_picked_for_every_router() -> None:
     ports = Ports.claim(ClusterConfig(routers=2, **ANY))
-    assert list(ports.public) == list(ports.admin) == ["router-0", "router-1"]
-    assert min(*ports.public.values(), *ports.admin.values(), ports.control, ports.dashboard) > 0
+    per_router = (ports.public, ports.http, ports.admin)
+    assert [list(claimed) for claimed in per_router] == 3 * [["router-0", "router-1"]]
+    claimed = [port for ports_of in per_router for port in ports_of.values()]
+    assert min(*claimed, ports.control, ports.dashboard) > 0
 
 
 def test_the_second_routers_port_may_not_be_taken_either() -> None:

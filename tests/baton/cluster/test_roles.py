@@ -29,6 +29,7 @@ def places(tmp_path: Path) -> Places:
     return Places(
         ports=Ports(
             public={"router-0": 1001, "router-1": 1011},
+            http={"router-0": 1005, "router-1": 1015},
             admin={"router-0": 1002, "router-1": 1012},
             control=1004,
             dashboard=1003,
@@ -66,9 +67,9 @@ def decode_specs(config: ClusterConfig, places: Places) -> list[RoleSpec]:
 def test_each_router_gets_a_name_and_ports(places) -> None:
     specs = router_specs(ClusterConfig(routers=2), places)
     configs = [read(spec, RouterConfig, "router") for spec in specs]
-    assert [(config.name, config.port, config.admin_port) for config in configs] == [
-        ("router-0", 1001, 1002),
-        ("router-1", 1011, 1012),
+    assert [(config.name, config.port, config.http_port, config.admin_port) for config in configs] == [
+        ("router-0", 1001, 1005, 1002),
+        ("router-1", 1011, 1015, 1012),
     ]
     assert [spec.name for spec in specs] == ["router-0", "router-1"]
 
