@@ -90,6 +90,7 @@ def _worker(
         rng=random.SystemRandom(),
         arena=arena,
         has_digests=config.has_digests,
+        choices=engine.kernel_choices,
     )
     observe_totals(meter(), "receiver", worker.totals)
     if arena is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from functools import partial
+from typing import TYPE_CHECKING
 
 from baton.drain import Drain
 from baton.errors import BatonError, DeadlineExceeded, Draining, InternalError, PeerLost, Unavailable
@@ -39,6 +40,9 @@ from kvtransfer.token_events import write_first_token, write_token
 from kvtransfer.transports.arena import Arena
 from kvtransfer.transports.service import KvService
 
+if TYPE_CHECKING:
+    from engine.kernels.choices import Choices
+
 log = get_logger(__name__)
 
 
@@ -49,6 +53,7 @@ class DecodeWorker:
     rng: source of lease ids.
     arena: slots that KV can be written into, without a stream to carry it.
     has_digests: whether KV frames are verified; only off where the prefill workers are told so too.
+    choices: of the engine's kernels; None where it computes without them.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class DecodeWorker:
         rng: random.Random,
         arena: Arena | None = None,
         has_digests: bool = True,
+        choices: Choices | None = None,
     ) -> None:
         self.transfer_address = ""
         self._identity = identity
@@ -75,6 +81,7 @@ class DecodeWorker:
             identity.incarnation,
             clock=lambda: asyncio.get_running_loop().time(),
             has_digests=has_digests,
+            choices=choices,
             on_committed=self._committed,
             on_lost=self._lost,
         )

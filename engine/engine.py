@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from baton.errors import ConfigError, ModelError
 from baton.grammars import GrammarCompiler
@@ -24,6 +25,9 @@ from engine.model.tattletale import TattleTaleRunner
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.thread import EngineThread
+
+if TYPE_CHECKING:
+    from engine.kernels.choices import Choices
 
 log = get_logger(__name__)
 
@@ -77,6 +81,20 @@ class Engine:
             num_free_blocks=self.pool.num_free,
             num_blocks=self.cache.shape.num_blocks,
         )
+
+    @property
+    def kernel_choices(self) -> Choices | None:
+        """What the model's kernels run with; None if it is computed without."""
+        runner = self.runner.runner
+        return runner.kernel_choices if isinstance(runner, ModelRunner) else None
+
+    async def stage_kv(self, max_tokens: int) -> None:
+        """Where kernels run on a GPU, has them store prompts' KV a second time; see ModelRunner.stage()."""
+        runner = self.runner.runner
+        if self.cache.device.type != "cuda" or not isinstance(runner, ModelRunner):
+            return
+        if runner.kernel_choices is not None:
+            await self.runner.call(lambda: runner.stage(max_tokens))
 
     async def close(self, timeout_s: float = CLOSE_S) -> None:
         """Ends all threads at once; those stuck for timeout_s seconds are left to the end of the process."""

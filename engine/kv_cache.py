@@ -9,11 +9,11 @@ Dimensions: N num_blocks, L layers, 2 keys and values, K kv heads, b block_size,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from baton.errors import ConfigError
+from baton.host_memory import available_host_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +105,7 @@ def available_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "cpu":
-        known = [limit for limit in (_host_available(), _cgroup_available()) if limit is not None]
-        return min(known, default=None)
+        return available_host_bytes()
     return None
 
 
@@ -118,24 +117,3 @@ def _check_memory(num_bytes: int, device: torch.device) -> None:
             f"set kv_cache_bytes to less than that",
             field="kv_cache_bytes",
         )
-
-
-def _host_available() -> int | None:
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return None
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    # A container's limit (cgroup v2) may be below what the host reports. File pages that can
-    # be dropped count as used there, mapped weights among them, so they are given back.
-    limit, current, stat = root / "memory.max", root / "memory.current", root / "memory.stat"
-    if not all(path.exists() for path in (limit, current, stat)) or limit.read_text().strip() == "max":
-        return None
-    fields = dict(line.split() for line in stat.read_text().splitlines())
-    droppable = int(fields.get("active_file", 0)) + int(fields.get("inactive_file", 0))
-    return max(0, int(limit.read_text()) - int(current.read_text()) + droppable)

@@ -23,6 +23,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from baton.errors import ConfigError
+from engine.kv_cache import available_bytes
+
 if TYPE_CHECKING:
     from engine.batch import ForwardBatch, Int64Array
     from engine.kv_cache import CacheShape
@@ -70,6 +73,7 @@ class KvStaging:
     """The stages of one engine, on the cache's device. Used on the engine's thread, but for StagedStep.
 
     shape: the cache's; its number of blocks does not matter.  max_tokens: most that a step stores.
+    Raises ConfigError where there is no memory for them.
     """
 
     def __init__(
@@ -77,7 +81,9 @@ class KvStaging:
     ) -> None:
         self._block_size = shape.block_size
         self._num_blocks = max_tokens // shape.block_size + 1
-        self._stages = [_Stage(shape.with_blocks(self._num_blocks), device) for _ in range(num_stages)]
+        stage = shape.with_blocks(self._num_blocks)
+        _check_memory(num_stages * stage.num_bytes, torch.device(device))
+        self._stages = [_Stage(stage, device) for _ in range(num_stages)]
         self._next = 0
 
     def begin(self, batch: ForwardBatch, min_new_tokens: int) -> StagedRows | None:
@@ -123,3 +129,13 @@ class _Stage:
         memory = torch.empty(num_layers, num_blocks, *block, dtype=shape.dtype, device=device).zero_()
         self.layers_Ln2Kbh = memory.transpose(3, 4) if shape.layout == "NHD" else memory
         self.generation = 0
+
+
+def _check_memory(num_bytes: int, device: torch.device) -> None:
+    available = available_bytes(device)
+    if available is not None and num_bytes > available:
+        raise ConfigError(
+            f"staging KV needs {num_bytes} bytes on {device}, but only {available} are free; set "
+            f"kv_cache_bytes or max_batch_tokens to less, or kv_staging to false",
+            field="kv_staging",
+        )

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
-
     from engine.step_runner import OnLayers
+    from engine.stored import Stored
 
 
 class LayerRelay:
@@ -28,15 +27,15 @@ class LayerRelay:
         self._hop = hop
         self._lock = threading.Lock()
         # What a hop that is under way will deliver.
-        self._news: tuple[int, torch.cuda.Event | None] | None = None
+        self._news: tuple[int, Stored] | None = None
         self._closed = False
         self.error: Exception | None = None
 
-    def stored(self, num_layers: int, event: torch.cuda.Event | None) -> None:
+    def stored(self, num_layers: int, stored: Stored) -> None:
         """An OnLayers for the engine thread."""
         with self._lock:
             needs_hop = self._news is None and not self._closed
-            self._news = (num_layers, event)
+            self._news = (num_layers, stored)
         if needs_hop:
             self._hop(self._deliver)
 

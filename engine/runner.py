@@ -21,17 +21,23 @@ from engine.batch import (
     StepOutput,
     TopTokens,
 )
+from engine.kv_staging import KvStaging
 from engine.logprobs import score
 from engine.model.plain_pass import PlainPass
 from engine.nonfinite import LayerSearch, sequences_of
 from engine.sampler import Sampled, sample
+from engine.stored import Stored
 
 if TYPE_CHECKING:
+    from engine.kernels.choices import Choices
     from engine.kv_cache import KVCache
+    from engine.kv_staging import StagedRows
     from engine.model.compiled import Compilation
     from engine.model.decoder import Decoder
     from engine.step_runner import OnLayers
 
+# Of prompts whose last chunk is shorter, KV is not staged: its blocks are few, and one of them began before.
+_MIN_STAGED_TOKENS = 9
 # Most logits of prompt tokens at a time, in numbers: 64 MiB, whatever the batch and the vocabulary.
 _MAX_SCORED_LOGITS = 1 << 24
 
@@ -46,12 +52,18 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self._debug_nonfinite = debug_nonfinite
+        self._staging: KvStaging | None = None
+
+    @property
+    def kernel_choices(self) -> Choices | None:
+        """What the model's kernels run with; None if it is computed without."""
+        return self.model.forward_pass.choices
 
     @torch.inference_mode()
     def run(self, batch: ForwardBatch, stored: OnLayers | None = None) -> StepOutput:
         """Stores the KV of the batch's tokens, samples its logits_rows and scores its scored rows.
 
-        stored: called on this thread after each layer's store.
+        stored: called on this thread after each layer's store. It hears of the stage, if there is one.
         """
         num_sampled = len(batch.logits_rows)
         hidden_RD = self._forward(batch, stored)
@@ -74,9 +86,9 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def logits(self, batch: ForwardBatch) -> torch.Tensor:
+    def logits(self, batch: ForwardBatch, stored: OnLayers | None = None) -> torch.Tensor:
         """[S, V] fp32 logits of the batch's logits_rows; stores its KV like run()."""
-        return self.model.logits(self._forward(batch)[: len(batch.logits_rows)])
+        return self.model.logits(self._forward(batch, stored)[: len(batch.logits_rows)])
 
     def compile(self) -> Compilation | None:
         """Compiles the layers. None: that failed, they stay eager, and a warning says why.
@@ -97,20 +109,42 @@ class ModelRunner:
         """
         self.run(_dummy_batch(min(self.cache.shape.block_size, self.model.config.max_model_len)))
 
-    def _compute_dummy(self, num_tokens: int) -> None:
+    def stage(self, max_tokens: int) -> None:
+        """From now on, kernels keep KV that is watched a second time, in the order in which it is sent.
+
+        max_tokens: most tokens of a step.
+        Call it before the cache holds anything: it writes to the first blocks. Raises ConfigError for a stage
+        that does not fit.
+        """
+        self._staging = KvStaging(self.cache.shape, max_tokens, self.cache.device)
+        # No prompt, be it short or long, is to wait for the kernels' compiler.
+        for num_tokens in (max(_MIN_STAGED_TOKENS, self.cache.shape.block_size), max_tokens):
+            self._compute_dummy(num_tokens, lambda *_: None)
+
+    def _compute_dummy(self, num_tokens: int, stored: OnLayers | None = None) -> None:
         shape = self.cache.shape
         num_tokens = min(num_tokens, self.model.config.max_model_len, shape.num_blocks * shape.block_size)
         batch = _dummy_batch(num_tokens, -(-num_tokens // shape.block_size))
         # Two rows, if there are: a model of one layer computes the end of its layer for these alone.
-        self.logits(dataclasses.replace(batch, logits_rows=np.unique([0, num_tokens - 1])))
+        self.logits(dataclasses.replace(batch, logits_rows=np.unique([0, num_tokens - 1])), stored)
 
     def _forward(self, batch: ForwardBatch, stored: OnLayers | None = None) -> torch.Tensor:
-        inputs = self.model.prepare(batch, self.cache.shape.block_size)
+        staged = None if stored is None else self._begin_stage(batch)
+        inputs = self.model.prepare(batch, self.cache.shape.block_size, staged)
         if stored is None:
             return self.model.forward(inputs, self.cache)
+        step = None if staged is None else staged.step
         return self.model.forward(
-            inputs, self.cache, stored=lambda num_layers: stored(num_layers, self.cache.written())
+            inputs,
+            self.cache,
+            stored=lambda num_layers: stored(num_layers, Stored(self.cache.written(), step)),
         )
+
+    def _begin_stage(self, batch: ForwardBatch) -> StagedRows | None:
+        # Only kernels store there: without them whoever reads it would find another step's KV.
+        if self._staging is None or self.kernel_choices is None:
+            return None
+        return self._staging.begin(batch, _MIN_STAGED_TOKENS)
 
     def _score(self, hidden_PD: torch.Tensor, scored: ScoredRows) -> Scores:
         token_ids = torch.from_numpy(scored.token_ids).to(self.model.device)

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import torch
-
     from engine.batch import ForwardBatch, StepOutput
+    from engine.stored import Stored
 
-# Called with (num_layers, event): the first num_layers layers hold the KV of all of the batch's tokens, on a
-# GPU once the event has fired, on a CPU already (None). num_layers rises, and may skip numbers.
-OnLayers = Callable[[int, "torch.cuda.Event | None"], None]
+# Called with (num_layers, stored): the first num_layers layers hold the KV of all of the batch's tokens, once
+# what `stored` says has happened. num_layers rises, and may skip numbers.
+OnLayers = Callable[[int, "Stored"], None]
 
 
 class StepRunner(Protocol):

@@ -12,6 +12,7 @@ block, D head dim, B bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.kv_cache import KVCache
+from engine.stored import DONE, Stored
 from kvtransfer.contract import KvFormat
 from kvtransfer.scatter import format_of
 from kvtransfer.wire import FrameSpec, encode_header
@@ -28,28 +30,35 @@ from kvtransfer.wire import FrameSpec, encode_header
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Bytes of a frame in pieces, in order. release: to be called once, when nobody reads them any more."""
+    """Bytes of a frame in pieces, in order.
+
+    layers_first: whether they are layer by layer rather than block by block.
+    release: to be called once, when nobody reads them any more.
+    """
 
     runs: list[memoryview]
+    layers_first: bool = False
     release: Callable[[], None] = lambda: None
 
 
 class Reader(Protocol):
-    """Reads the blocks of one cache. format: how they go over the wire."""
+    """Reads the blocks of one cache.
+
+    format: how they go over the wire.  counters: what it has counted since the start, by kind.
+    """
 
     format: KvFormat
+    counters: Counter[str]
 
     @property
     def memory(self) -> NDArray[np.uint8] | None:
         """All bytes that payloads may lie in; None where that cannot be said."""
 
-    def read(
-        self, block_ids: Sequence[int], spec: FrameSpec, stored: torch.cuda.Event | None = None
-    ) -> Payload:
+    def read(self, block_ids: Sequence[int], spec: FrameSpec, stored: Stored = DONE) -> Payload:
         """The payload of a frame; runs off the event loop and may wait.
 
         block_ids: all blocks of the sequence, borrowed until the payload is released.
-        stored: what has to have fired before they are read.
+        stored: what has to have happened before they are read.
         Slots of the last block beyond spec.num_tokens carry whatever lies there.
         """
 
@@ -59,6 +68,7 @@ class HostReader:
 
     def __init__(self, cache: KVCache) -> None:
         self.format = format_of(cache.shape)
+        self.counters: Counter[str] = Counter()
         self._cache = cache
         self._rows_NLB = _rows(cache)
 
@@ -67,12 +77,10 @@ class HostReader:
         """All bytes that payloads may lie in, where frames are read in place."""
         return None if self._rows_NLB is None else self._rows_NLB.reshape(-1)
 
-    def read(
-        self, block_ids: Sequence[int], spec: FrameSpec, stored: torch.cuda.Event | None = None
-    ) -> Payload:
+    def read(self, block_ids: Sequence[int], spec: FrameSpec, stored: Stored = DONE) -> Payload:
         """The payload of a frame, in place if every block of a layer is one run."""
-        if stored is not None:
-            stored.synchronize()
+        if stored.event is not None:
+            stored.event.synchronize()
         ids = block_ids[spec.first_block : spec.first_block + spec.num_blocks]
         layers = slice(spec.first_layer, spec.first_layer + spec.num_layers)
         if self._rows_NLB is not None:
@@ -102,7 +110,7 @@ class CacheFrame:
         spec: FrameSpec,
         *,
         has_digest: bool = True,
-        stored: torch.cuda.Event | None = None,
+        stored: Stored = DONE,
     ) -> None:
         self.spec = spec
         self._reader = reader
@@ -117,14 +125,25 @@ class CacheFrame:
         return self.spec.payload_bytes(self._reader.format)
 
     def runs(self) -> list[memoryview]:
-        """The payload in pieces, in order; read once, so that digest and bytes are of the same reading."""
-        if self._payload is None:
-            self._payload = self._reader.read(self._block_ids, self.spec, self._stored)
-        return self._payload.runs
+        """The payload in pieces, in order."""
+        return self._read().runs
 
     def header(self) -> bytes:
         """The header, with the digest of the payload unless there is none."""
-        return encode_header(self.spec, self._reader.format, self.runs(), has_digest=self._has_digest)
+        payload = self._read()
+        return encode_header(
+            self.spec,
+            self._reader.format,
+            payload.runs,
+            layers_first=payload.layers_first,
+            has_digest=self._has_digest,
+        )
+
+    def _read(self) -> Payload:
+        """Once, so that digest, order and bytes are of the same reading."""
+        if self._payload is None:
+            self._payload = self._reader.read(self._block_ids, self.spec, self._stored)
+        return self._payload
 
     def release(self) -> None:
         """The payload is not needed any more. Idempotent."""

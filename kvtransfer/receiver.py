@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -39,10 +39,14 @@ from kvtransfer.contract import (
     Resend,
     Ticket,
 )
+from kvtransfer.device_writer import writer_of
 from kvtransfer.lease_table import Lease, LeaseState, LeaseTable
 from kvtransfer.saturation import SaturationLog
-from kvtransfer.scatter import BlockWriter, format_of
+from kvtransfer.scatter import format_of
 from kvtransfer.wire import Frame, FrameError, FrameLimits, decode
+
+if TYPE_CHECKING:
+    from engine.kernels.choices import Choices
 
 PayloadT = TypeVar("PayloadT")
 
@@ -60,6 +64,7 @@ class KvReceiver(Generic[PayloadT]):
     clock: seconds, to tell how long verifying and storing take.
     max_resends: how often one write may be asked to send missing frames again.
     has_digests: whether frames are verified; only off where the senders are told so too.
+    choices: of the engine's kernels; None where it computes without them.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class KvReceiver(Generic[PayloadT]):
         clock: Callable[[], float],
         max_resends: int = 3,
         has_digests: bool = True,
+        choices: Choices | None = None,
     ) -> None:
         self.leases = leases
         self.cache = cache
@@ -83,7 +89,7 @@ class KvReceiver(Generic[PayloadT]):
         self.has_digests = has_digests
         self.counters: Counter[str] = Counter()
         self.format = format_of(cache.shape)
-        self.block_writer = BlockWriter(cache)
+        self.block_writer = writer_of(cache, choices)
         self.saturation = SaturationLog()
         self._incarnation = incarnation
         self._writes: dict[bytes, IncomingWrite[PayloadT]] = {}

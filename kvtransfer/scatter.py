@@ -1,18 +1,20 @@
-"""Moving KV between a paged cache and the payload of a frame.
+"""Moving KV from the payload of a frame into a paged cache in host memory.
 
 Owns the mapping (block, slot) <-> (token of the sequence), across layouts and block
 sizes; element types are kvtransfer/conversion.py's. Must not know leases, streams or time.
 
-Both directions go through the cache's logical view, so real strides are obeyed
-whatever the storage looks like. Shape suffixes: N blocks, L layers, T the two of
-keys and values, H kv heads, S slots of a block, D head dim.
+Writing goes through the cache's logical view, so real strides are obeyed whatever the
+storage looks like. A cache on a device is kvtransfer/device_writer.py's.
+
+Shape suffixes: N blocks, L layers, T the two of keys and values, H kv heads, S slots of a
+block, D head dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import lcm
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ from kvtransfer.wire import Frame, FrameSpec
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _INTEGERS = {2: torch.int16, 4: torch.int32}
+Values = TypeVar("Values", Bits, torch.Tensor)
 
 
 def format_of(shape: CacheShape) -> KvFormat:
@@ -41,19 +44,12 @@ def format_of(shape: CacheShape) -> KvFormat:
 class BlockWriter:
     """Writes received frames into one cache. Not for use by two threads at once.
 
-    A cache in host memory is written through numpy: on one thread, and measured about twice as
-    fast as by torch's indexing. A cache on a device gets the frame in one copy, and torch
-    spreads it there.
+    Through numpy: on one thread, and measured about twice as fast as by torch's indexing.
     """
 
     def __init__(self, cache: KVCache) -> None:
         self._conversion = Conversion(cache.shape.dtype)
-        bits_NLTHSD = cache.logical.view(_INTEGERS[cache.shape.dtype.itemsize])
-        # An array or a tensor; _spread() does only what both understand.
-        self._target_NLTHSD: Any = bits_NLTHSD
-        self._is_on_host = cache.device.type == "cpu"
-        if self._is_on_host:
-            self._target_NLTHSD = _in_rows(bits_NLTHSD.numpy())
+        self._target_NLTHSD = _in_rows(cache.logical.view(_INTEGERS[cache.shape.dtype.itemsize]).numpy())
 
     def write(
         self, fmt: KvFormat, block_ids: Sequence[int], frame: Frame, *, num_held_tokens: int = 0
@@ -69,28 +65,21 @@ class BlockWriter:
         start = spec.first_block * fmt.block_size
         tokens = range(max(start, num_held_tokens), start + spec.num_tokens)
         bits, excess = self._conversion.convert(frame.payload, fmt.dtype)
-        self._spread(self._movable(_logical(bits, fmt, spec)), block_ids, spec, tokens)
+        self._spread(logical(bits, fmt, frame).view(self._target_NLTHSD.dtype), block_ids, spec, tokens)
         if excess is None:
             return 0
-        excess_NS = _logical(excess, fmt, spec).sum(axis=(1, 2, 3, 5))
+        excess_NS = logical(excess, fmt, frame).sum(axis=(1, 2, 3, 5))
         return int(excess_NS.reshape(-1)[tokens.start - start : tokens.stop - start].sum())
 
-    def _movable(self, bits_NLTHSD: Bits) -> Any:
-        """The values as what the target can be assigned from."""
-        if self._is_on_host:
-            return bits_NLTHSD.view(self._target_NLTHSD.dtype)
-        integers = torch.from_numpy(bits_NLTHSD.view(f"i{bits_NLTHSD.itemsize}"))
-        return integers.to(self._target_NLTHSD.device)
-
-    def _spread(self, source_NLTHSD: Any, block_ids: Sequence[int], spec: FrameSpec, tokens: range) -> None:
+    def _spread(self, source_NLTHSD: Bits, block_ids: Sequence[int], spec: FrameSpec, tokens: range) -> None:
         """Assigns the tokens of the sequence, as many at once as lie in the same slots on both sides."""
         source_size, target_size = source_NLTHSD.shape[4], self._target_NLTHSD.shape[4]
         layers = slice(spec.first_layer, spec.first_layer + spec.num_layers)
         for firsts, count in block_runs(tokens, source_size, target_size):
-            rows = _blocks(firsts, source_size, spec.first_block)
+            rows = blocks_of(firsts, source_size, spec.first_block)
             slot = firsts.start % source_size
             source = source_NLTHSD[rows, :, :, :, slot : slot + count]
-            ids = block_ids[_blocks(firsts, target_size)]
+            ids = block_ids[blocks_of(firsts, target_size)]
             slot = firsts.start % target_size
             # A slice is found faster than a list of one.
             where = list(ids) if len(ids) > 1 else slice(ids[0], ids[0] + 1)
@@ -119,19 +108,22 @@ def block_runs(tokens: range, source_size: int, target_size: int) -> Iterator[tu
         first = border
 
 
-def _blocks(tokens: range, block_size: int, first_block: int = 0) -> slice:
+def blocks_of(tokens: range, block_size: int, first_block: int = 0) -> slice:
     """The blocks of the tokens, from first_block on; a step is a whole number of blocks."""
     first, last = (token // block_size - first_block for token in (tokens[0], tokens[-1]))
     return slice(first, last + 1, tokens.step // block_size)
 
 
-def _logical(flat: Bits, fmt: KvFormat, spec: FrameSpec) -> Bits:
-    """[N, L, 2, H, S, D] view of a payload's values."""
+def logical(values: Values, fmt: KvFormat, frame: Frame) -> Values:
+    """[N, L, 2, H, S, D] view of the values of a frame's payload, an array or a tensor."""
+    outer = (frame.spec.num_blocks, frame.spec.num_layers)
     inner = (fmt.num_kv_heads, fmt.block_size)
     if fmt.layout == "NHD":
         inner = (fmt.block_size, fmt.num_kv_heads)
-    shaped = flat.reshape(spec.num_blocks, spec.num_layers, 2, *inner, fmt.head_dim)
-    return shaped if fmt.layout == "HND" else shaped.swapaxes(3, 4)
+    shaped: Any = values.reshape(*(outer[::-1] if frame.layers_first else outer), 2, *inner, fmt.head_dim)
+    if frame.layers_first:
+        shaped = shaped.swapaxes(0, 1)
+    return cast(Values, shaped if fmt.layout == "HND" else shaped.swapaxes(3, 4))
 
 
 def _in_rows(bits_NLTHSD: Bits) -> Bits:

@@ -23,9 +23,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from baton.errors import ConfigError, KvTransferFailed
+from engine.stored import DONE, Stored
 from kvtransfer.contract import (
     MAX_PAYLOAD_BYTES,
     AnsweredEarly,
@@ -41,9 +42,6 @@ from kvtransfer.contract import (
 from kvtransfer.outgoing import CacheFrame, Reader
 from kvtransfer.plan import MAX_FRAME_BYTES, FramePlan
 from kvtransfer.wire import FrameSpec
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 
@@ -145,7 +143,11 @@ class KvSender:
 
     def totals(self) -> dict[str, int]:
         """Counts since the start, which only grow."""
-        return {**self.transport.counters, "resent_frames": self.num_resent_frames}
+        return {
+            **self.transport.counters,
+            **self.reader.counters,
+            "resent_frames": self.num_resent_frames,
+        }
 
     @asynccontextmanager
     async def transfer(self, source: KvSource, target: TransferTarget) -> AsyncIterator[Transfer]:
@@ -176,7 +178,7 @@ class Transfer:
         )
         self._num_computed_tokens = 0
         self._num_stored_layers = 0
-        self._stored: torch.cuda.Event | None = None
+        self._stored = DONE
         self._first_token: FirstToken | None = None
         self._wake = asyncio.Event()
         self._num_bytes = 0
@@ -197,10 +199,10 @@ class Transfer:
         self._num_computed_tokens = max(self._num_computed_tokens, num_computed_tokens)
         self._wake.set()
 
-    def layers_ready(self, num_layers: int, stored: torch.cuda.Event | None = None) -> None:
+    def layers_ready(self, num_layers: int, stored: Stored = DONE) -> None:
         """Tells that the KV of all tokens is in the cache in that many leading layers. Never waits or raises.
 
-        stored: fires when it is, on a device that is not done yet.
+        stored: what has to happen first, on a device that is not done yet.
         """
         self._num_stored_layers = max(self._num_stored_layers, num_layers)
         self._stored = stored
@@ -213,7 +215,6 @@ class Transfer:
         """
         self._first_token = first_token
         self._num_hidden_bytes = self._num_bytes
-        self._stored = None
         self.blocks_ready(self.source.num_tokens)
         return await self.result()
 

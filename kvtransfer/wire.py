@@ -11,7 +11,7 @@
         24      2  first layer
         26      2  number of layers
         28      1  dtype code
-        29      1  layout code
+        29      1  layout code, plus 128 if layers come first
         30      2  block size, in tokens
         32      2  number of key/value heads
         34      2  head dim
@@ -20,7 +20,9 @@
 
 All integers are little endian. The payload is [num_blocks, num_layers, 2,
 num_kv_heads, block_size, head_dim] for HND, with heads and tokens swapped for
-NHD; element bytes are those of a little-endian machine.
+NHD; element bytes are those of a little-endian machine. Where layers come first,
+it is [num_layers, num_blocks, 2, ...]: each frame is in the order in which its
+sender found it, and says so.
 
 Owns these bytes and their verification. Must not know caches, leases or torch.
 Nothing is allocated for a frame before all its limits are checked.
@@ -48,6 +50,7 @@ HEADER_BYTES = _FIELDS.size + _DIGEST.size
 
 _DTYPE_CODES = {"float32": 1, "bfloat16": 2, "float16": 3}
 _LAYOUT_CODES = {"HND": 1, "NHD": 2}
+_LAYERS_FIRST = 128
 
 
 class FrameError(Exception):
@@ -96,14 +99,23 @@ class FrameLimits:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A verified frame. `payload` is a view of the buffer it was decoded from."""
+    """A verified frame. `payload` is a view of the buffer it was decoded from.
+
+    layers_first: whether it is [layers, blocks, ...] rather than [blocks, layers, ...].
+    """
 
     spec: FrameSpec
     payload: memoryview
+    layers_first: bool = False
 
 
 def encode_header(
-    spec: FrameSpec, fmt: KvFormat, runs: Sequence[memoryview], *, has_digest: bool = True
+    spec: FrameSpec,
+    fmt: KvFormat,
+    runs: Sequence[memoryview],
+    *,
+    layers_first: bool = False,
+    has_digest: bool = True,
 ) -> bytes:
     """The header that goes before a payload in the given format.
 
@@ -124,7 +136,7 @@ def encode_header(
         spec.first_layer,
         spec.num_layers,
         _DTYPE_CODES[fmt.dtype],
-        _LAYOUT_CODES[fmt.layout],
+        _LAYOUT_CODES[fmt.layout] | (_LAYERS_FIRST if layers_first else 0),
         fmt.block_size,
         fmt.num_kv_heads,
         fmt.head_dim,
@@ -152,14 +164,14 @@ def decode(
     view = memoryview(header)
     if len(view) < HEADER_BYTES:
         raise FrameError("truncated", f"a header of {len(view)} bytes is too short")
-    spec, payload_bytes = _header(view, fmt)
+    spec, layers_first, payload_bytes = _header(view, fmt)
     _check_range(spec, fmt, limits)
     if not payload_bytes == payload.nbytes == spec.payload_bytes(fmt):
         raise FrameError("length", f"frame {spec.index} disagrees with its header about its length")
     (expected,) = _DIGEST.unpack_from(view, _FIELDS.size)
     if has_digest and _digest(view[: _FIELDS.size], (payload,)) != expected:
         raise FrameError("digest", f"frame {spec.index} does not match its digest")
-    return Frame(spec, payload)
+    return Frame(spec, payload, layers_first)
 
 
 def claimed_bytes(header: bytes) -> int:
@@ -167,11 +179,14 @@ def claimed_bytes(header: bytes) -> int:
     return int(_FIELDS.unpack_from(header)[-1]) if len(header) >= HEADER_BYTES else 0
 
 
-def _header(view: memoryview, fmt: KvFormat) -> tuple[FrameSpec, int]:
+def _header(view: memoryview, fmt: KvFormat) -> tuple[FrameSpec, bool, int]:
+    """What the frame carries, whether layers come first, and the length of its payload."""
     magic, version, header_bytes, *rest = _FIELDS.unpack_from(view)
     if (magic, version, header_bytes) != (MAGIC, VERSION, HEADER_BYTES):
         raise FrameError("magic", "not a frame of this version")
-    index, first_block, num_blocks, num_tokens, first_layer, num_layers, *layout, payload_bytes = rest
+    index, first_block, num_blocks, num_tokens, first_layer, num_layers, dtype, layout, *sizes, length = rest
+    layers_first = bool(layout & _LAYERS_FIRST)
+    carried = [dtype, layout & ~_LAYERS_FIRST, *sizes]
     announced = [
         _DTYPE_CODES[fmt.dtype],
         _LAYOUT_CODES[fmt.layout],
@@ -179,8 +194,8 @@ def _header(view: memoryview, fmt: KvFormat) -> tuple[FrameSpec, int]:
         fmt.num_kv_heads,
         fmt.head_dim,
     ]
-    if layout != announced:
-        raise FrameError("format", f"frame format {layout} is not the announced {announced}")
+    if carried != announced:
+        raise FrameError("format", f"frame format {carried} is not the announced {announced}")
     spec = FrameSpec(
         index=index,
         first_block=first_block,
@@ -189,7 +204,7 @@ def _header(view: memoryview, fmt: KvFormat) -> tuple[FrameSpec, int]:
         first_layer=first_layer,
         num_layers=num_layers,
     )
-    return spec, payload_bytes
+    return spec, layers_first, length
 
 
 def _check_range(spec: FrameSpec, fmt: KvFormat, limits: FrameLimits) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from baton.errors import BatonError
 from baton.logs import get_logger
@@ -17,11 +16,9 @@ from baton.v1.prefill_service_pb2 import (
 )
 from engine.failure_log import tell_nonfinite
 from engine.request import Request
+from engine.stored import DONE, Stored
 from kvtransfer.contract import FirstToken, TransferTarget
 from kvtransfer.sender import Transfer, TransferOutcome
-
-if TYPE_CHECKING:
-    import torch
 
 log = get_logger(__name__)
 
@@ -64,7 +61,7 @@ class Attempt:
     sampled_at: float | None = None
     tail_s: float = 0.0
     result: TransferOutcome | None = None
-    _stored: tuple[int, torch.cuda.Event | None] = (0, None)
+    _stored: tuple[int, Stored] = (0, DONE)
 
     @classmethod
     def of(
@@ -115,8 +112,8 @@ class Attempt:
         if self._stored[0]:
             transfer.layers_ready(*self._stored)
 
-    def layers_stored(self, num_layers: int, stored: torch.cuda.Event | None) -> None:
-        """That many layers of the whole prompt are in the cache, once `stored` has fired."""
+    def layers_stored(self, num_layers: int, stored: Stored) -> None:
+        """That many layers of the whole prompt are in the cache, once what `stored` says has happened."""
         self._stored = (num_layers, stored)
         if self.transfer is not None:
             self.transfer.layers_ready(num_layers, stored)

@@ -49,6 +49,13 @@ class PrefillConfig(EngineConfig):
     kv_checksum: str = field(
         default="xxh3", metadata={"help": "xxh3 or none: digest of KV frames; alike on all workers"}
     )
+    kv_staging: bool = field(
+        default=True,
+        metadata={
+            "help": "where kernels run on a GPU, keep what a prompt's last step stores a second time, in the "
+            "order in which it is sent; takes device memory for the KV of 2 * max_batch_tokens tokens"
+        },
+    )
     drain_s: float = field(
         default=30.0,
         metadata={"help": "time for attempts to end at shutdown; other workers go on with the rest"},

@@ -39,6 +39,8 @@ async def serve(config: PrefillConfig, stop: asyncio.Event, *, on_serving: OnSer
     if engine is None:
         return
     try:
+        if config.kv_staging:
+            await engine.stage_kv(config.max_batch_tokens)
         await _serve(config, stop, model=model, identity=identity, engine=engine, on_serving=on_serving)
     finally:
         await engine.close()
@@ -56,7 +58,8 @@ async def _serve(
     engine: Engine,
     on_serving: OnServing,
 ) -> None:
-    reader, sender_thread = reader_of(engine.cache, config.sender().max_frame_bytes), SenderThread()
+    reader = reader_of(engine.cache, config.sender().max_frame_bytes, engine.kernel_choices)
+    sender_thread = SenderThread()
     transport = KvClient(
         identity,
         reader.format,

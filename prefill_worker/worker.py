@@ -48,7 +48,7 @@ from prefill_worker.pairs import Pairs, PairState
 from prefill_worker.reports import alone_step, capacity, credit, ended, heartbeat, pair_status
 
 if TYPE_CHECKING:
-    import torch
+    from engine.stored import Stored
 
 log = get_logger(__name__)
 
@@ -244,7 +244,7 @@ class PrefillWorker:
             message = write_prompt_logprobs(attempt.attempt_id, event.prompt_logprobs)
             send_unless_ended(attempt.session, PrefillServiceSessionResponse(prompt_logprobs=message))
 
-    def _on_layers(self, num_layers: int, stored: torch.cuda.Event | None) -> None:
+    def _on_layers(self, num_layers: int, stored: Stored) -> None:
         """A step under way has that many layers of the prompts' last chunks in the cache."""
         for request in self._engine.scheduler.completing:
             attempt = self._attempts.get(request.attempt_id)

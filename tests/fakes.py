@@ -19,6 +19,7 @@ from engine.batch import ForwardBatch, StepOutput
 from engine.kv_cache import KVCache
 from engine.model.tattletale import TattleTaleRunner, kv_of, next_token
 from engine.step_runner import OnLayers
+from engine.stored import DONE
 from kvtransfer.contract import (
     Answer,
     AnsweredEarly,
@@ -324,7 +325,7 @@ class GatedRunner:
             raise self.fail_with
         for num_layers in self._runner.store_layers(batch):
             if on_layers is not None:
-                on_layers(num_layers, None)
+                on_layers(num_layers, DONE)
                 await asyncio.sleep(0)
         await self.may_end.wait()
         self.num_steps += 1

@@ -82,7 +82,8 @@ def _checksum(values, elements):
     return tl.sum(bits.to(tl.uint64) * weight.to(tl.uint64), axis=0)
 
 
-@triton.jit
+# A transfer's frames have any number of layers: compiled once for all.
+@triton.jit(do_not_specialize=["num_layers"])
 def _copy_kernel(
     cache_ptr,
     wire_ptr,
@@ -100,7 +101,7 @@ def _copy_kernel(
     wire_head_stride,
     wire_slot_stride,
     wire_column_stride,
-    NUM_LAYERS: tl.constexpr,
+    num_layers,
     NUM_KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -111,7 +112,7 @@ def _copy_kernel(
     TILES: tl.constexpr = (SIDE + ELEMENTS - 1) // ELEMENTS
     program = tl.program_id(0)
     tile, side = program % TILES, program // TILES
-    index, side = (side // (2 * NUM_LAYERS)).to(tl.int64), side % (2 * NUM_LAYERS)
+    index, side = (side // (2 * num_layers)).to(tl.int64), side % (2 * num_layers)
     layer, kv = (side // 2).to(tl.int64), (side % 2).to(tl.int64)
     block = tl.load(block_ids_ptr + index).to(tl.int64)
     cache_ptr += block * cache_block_stride + layer * cache_layer_stride + kv * cache_kv_stride
@@ -224,9 +225,9 @@ def _launch(
             "checksums_ptr": checksums_n,
             **_strides("cache", cache_NL2Kbh),
             **_strides("wire", wire_nL2Kbh),
+            "num_layers": num_layers,
         },
         constants={
-            "NUM_LAYERS": num_layers,
             "NUM_KV_HEADS": num_kv_heads,
             "BLOCK_SIZE": block_size,
             "HEAD_DIM": head_dim,

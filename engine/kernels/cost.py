@@ -132,17 +132,18 @@ def rope_store_kv(
     head_dim: int,
     itemsize: int,
     *,
-    has_staging: bool = False,
+    has_stage: bool = False,
     has_head_norm: bool = False,
 ) -> Cost:
     """Reads sT(H + 2K)h, half of cos and sin, 4Th, 8T of slots and the norms, 4(H + K)h.
 
-    Writes sT(H + 2K)h, and 2sTKh once more for staging.
+    Writes sT(H + 2K)h; with a stage 2sTKh once more, and reads 8T more of slots.
     """
     heads = itemsize * num_tokens * (num_heads + 2 * num_kv_heads) * head_dim
     norms = _FP32 * (num_heads + num_kv_heads) * head_dim * has_head_norm
-    staging = 2 * itemsize * num_tokens * num_kv_heads * head_dim * has_staging
-    return Cost(read=heads + num_tokens * (_FP32 * head_dim + _INT64) + norms, written=heads + staging)
+    slots = _INT64 * (1 + has_stage)
+    staged = 2 * itemsize * num_tokens * num_kv_heads * head_dim * has_stage
+    return Cost(read=heads + num_tokens * (_FP32 * head_dim + slots) + norms, written=heads + staged)
 
 
 def attention(
@@ -178,7 +179,7 @@ def block_copy(num_blocks: int, bytes_per_block: int, bytes_per_wire_block: int 
 def step_costs(config: ModelConfig, step: Step, itemsize: int) -> dict[str, Cost]:
     """One call of each kernel in a step, by name; attention without a window.
 
-    Of a prefill, also what sending it needs: staging, or else a copy of all layers' KV of its context.
+    Of a prefill, also what sending it needs: a stage, or else a copy of all layers' KV of its context.
     """
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
     num_outputs = (heads[0] + 2 * heads[1]) * heads[2]
@@ -190,7 +191,7 @@ def step_costs(config: ModelConfig, step: Step, itemsize: int) -> dict[str, Cost
         ),
         "add_rms_norm": add_rms_norm(num_tokens, width, itemsize, has_delta_norm=config.post_norms),
         "rope_store_kv": rope_store_kv(
-            num_tokens, *heads, itemsize, has_staging=is_prefill, has_head_norm=config.qk_norm
+            num_tokens, *heads, itemsize, has_stage=is_prefill, has_head_norm=config.qk_norm
         ),
         "prefill_attention" if is_prefill else "paged_attention": attention(step, *heads, itemsize),
         "gated_activation": gated_activation(num_tokens, config.intermediate_size, itemsize),

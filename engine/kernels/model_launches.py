@@ -9,6 +9,7 @@ cache N blocks, n some of them, L layers, b block_size.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -103,24 +104,28 @@ class _Calls:
         )
 
     def rope_store_kv(self) -> Iterator[Launch]:
-        """Into the cache; and into a staging buffer as well."""
+        """Into the cache; and into rows, a stage, or both as well."""
         config, num_tokens = self._config, self._step.num_tokens
         num_rotated = config.num_heads + config.num_kv_heads
         angles_T1h = self._fp32_zeros(num_tokens, 1, config.head_dim)
-        staging_T2Kh = self._zeros(
-            num_tokens, 2, config.num_kv_heads, config.head_dim, dtype=self._cache_NL2Kbh.dtype
-        )
-        for staging in (None, staging_T2Kh):
+        cache_N2Kbh = self._cache_NL2Kbh[:, 0]
+        num_staged = -(-num_tokens // cache_N2Kbh.shape[3])
+        rows_T2Kh = self._zeros(num_tokens, 2, config.num_kv_heads, config.head_dim, dtype=cache_N2Kbh.dtype)
+        stage_N2Kbh = torch.zeros_like(cache_N2Kbh[:num_staged])
+        slots_T = torch.arange(num_tokens, device=cache_N2Kbh.device)
+        for rows, stage in itertools.product((None, rows_T2Kh), (None, stage_N2Kbh)):
             yield rope_store_kv_launch(
                 self._zeros(num_tokens, num_rotated + config.num_kv_heads, config.head_dim),
                 angles_T1h,
                 angles_T1h,
-                self._cache_NL2Kbh[:, 0],
-                torch.arange(num_tokens, device=self._cache_NL2Kbh.device),
+                cache_N2Kbh,
+                slots_T,
                 num_heads=config.num_heads,
                 head_norm_Nh=self._fp32_zeros(num_rotated, config.head_dim) if config.qk_norm else None,
                 eps=config.rms_norm_eps,
-                staging_T2Kh=staging,
+                rows_T2Kh=rows,
+                stage_N2Kbh=stage,
+                stage_slots_T=None if stage is None else slots_T,
             )
 
     def attention(self) -> Iterator[Launch]:

@@ -99,7 +99,7 @@ def _is_known(known: Measurements, launch: Launch) -> bool:
 def _race(launch: Launch, timer: Timer) -> Race:
     configs, times, reason = launch.kernel.configs_for(launch.shape), [], ""
     for config in configs:
-        copy = _copied(launch)
+        copy = copied(launch)
         try:
             times.append((config, timer(partial(copy.run, config))))
         except _FAILURES as error:
@@ -131,7 +131,8 @@ def _rung(contest: Contest, num_tokens: int, choices: Choices, timer: Timer) -> 
     return Rung(num_tokens=num_tokens, kernel_s=timer(kernel), vendor_s=timer(vendor))
 
 
-def _copied(launch: Launch) -> Launch:
+def copied(launch: Launch) -> Launch:
+    """The same call on tensors of its own, with the values, strides and alignments of the others."""
     return replace(
         launch, arguments={name: _copied_argument(value) for name, value in launch.arguments.items()}
     )

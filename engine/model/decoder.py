@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from engine.model.forward_pass import DecoderWeights, ForwardPass, StepInputs, Stored, Watch
+from engine.model.forward_pass import DecoderWeights, ForwardPass, OnStored, StepInputs, Watch
 from engine.model.plain_pass import PlainPass
 from engine.model.rope import Rope
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from baton.model_config import ModelConfig
     from engine.batch import ForwardBatch
     from engine.kv_cache import KVCache
+    from engine.kv_staging import StagedRows
 
 
 # Logits per row that are computed again in fp32. A token that matters and is not among them would have
@@ -52,7 +53,7 @@ class Decoder:
         """Of weights and computation."""
         return self.weights.embedding.dtype
 
-    def prepare(self, batch: ForwardBatch, block_size: int) -> StepInputs:
+    def prepare(self, batch: ForwardBatch, block_size: int, staged: StagedRows | None = None) -> StepInputs:
         """Brings a batch to the device and builds everything that no layer changes."""
         positions = torch.from_numpy(batch.positions).to(self.device)
         steps = None
@@ -66,10 +67,16 @@ class Decoder:
             output_rows=torch.from_numpy(output_rows).to(self.device),
             angles=tuple(rope.rows(positions, steps) for rope in self._ropes),
             plan=self.forward_pass.plan(batch, block_size, self.device),
+            staged=staged,
         )
 
     def forward(
-        self, inputs: StepInputs, cache: KVCache, *, watch: Watch | None = None, stored: Stored | None = None
+        self,
+        inputs: StepInputs,
+        cache: KVCache,
+        *,
+        watch: Watch | None = None,
+        stored: OnStored | None = None,
     ) -> torch.Tensor:
         """Stores the new tokens' KV in the cache; returns what logits() takes, [R, D] of output_rows.
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from engine.batch import BoolArray, ForwardBatch, Int32Array
     from engine.kernels.choices import Choices
     from engine.kv_cache import KVCache
-    from engine.model.forward_pass import DecoderWeights, StepInputs, Stored, Watch
+    from engine.model.forward_pass import DecoderWeights, OnStored, StepInputs, Watch
     from engine.model.layer import LayerWeights
     from engine.model.moe import Experts
 
@@ -63,7 +63,7 @@ class FusedPass:
 
     def __init__(self, config: ModelConfig, choices: Choices) -> None:
         self._config = config
-        self._choices = choices
+        self.choices = choices
 
     def plan(self, batch: ForwardBatch, block_size: int, device: torch.device) -> FusedPlan:  # noqa: ARG002
         """Sorts the sequences by their new tokens."""
@@ -89,7 +89,7 @@ class FusedPass:
         windows = [window for window in self._config.windows if window]
         return np.array(
             [
-                not self._choices.uses_kernel(PREFILL_ATTENTION, int(num_tokens))
+                not self.choices.uses_kernel(PREFILL_ATTENTION, int(num_tokens))
                 and num_tokens <= min(windows, default=num_tokens)
                 for num_tokens in num_tokens_B
             ],
@@ -103,7 +103,7 @@ class FusedPass:
         cache: KVCache,
         *,
         watch: Watch | None = None,
-        stored: Stored | None = None,
+        stored: OnStored | None = None,
     ) -> torch.Tensor:
         """As ForwardPass.run()."""
         hidden_TD, qkv_TO = self._first(weights, inputs.token_ids)
@@ -130,7 +130,7 @@ class FusedPass:
     def _first(self, weights: DecoderWeights, token_ids_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The embedding, [T, D] fp32, and the first layer's q, k and v, not rotated yet."""
         first = weights.layers[0]
-        if self._choices.uses_kernel(EMBED_RMS_NORM_QKV, len(token_ids_T)):
+        if self.choices.uses_kernel(EMBED_RMS_NORM_QKV, len(token_ids_T)):
             return embed_rms_norm_qkv(
                 token_ids_T,
                 weights.embedding,
@@ -139,7 +139,7 @@ class FusedPass:
                 first.qkv.weight,
                 first.qkv.bias,
                 embedding_scale=weights.embedding_scale,
-                choices=self._choices,
+                choices=self.choices,
             )
         hidden_TD = weights.embedding[token_ids_T].float() * weights.embedding_scale
         return hidden_TD, first.qkv(self._add(hidden_TD, None, first.input_norm, None, weights))
@@ -152,10 +152,10 @@ class FusedPass:
         cache: KVCache,
         *,
         index: int,
-        stored: Stored | None,
+        stored: OnStored | None,
     ) -> torch.Tensor:
         """[T, heads * head_dim]."""
-        config, plan, cache_N2Kbh = self._config, inputs.plan, cache.layer(index)
+        config, plan, staged, cache_N2Kbh = self._config, inputs.plan, inputs.staged, cache.layer(index)
         layer, num_heads = config.layers[index], config.num_heads
         qkv_TNh = qkv_TO.view(len(qkv_TO), -1, config.head_dim)
         # Short prompts read the new keys and values here, as they are in the cache.
@@ -169,8 +169,10 @@ class FusedPass:
             num_heads=num_heads,
             head_norm_Nh=weights.head_norm,
             eps=config.rms_norm_eps,
-            staging_T2Kh=kv_T2Kh,
-            choices=self._choices,
+            rows_T2Kh=kv_T2Kh,
+            stage_N2Kbh=None if staged is None else staged.step.layers_Ln2Kbh[index],
+            stage_slots_T=None if staged is None else staged.slots,
+            choices=self.choices,
         )
         if stored is not None:
             stored(index + 1)
@@ -185,7 +187,7 @@ class FusedPass:
                     out_THh,
                     scale=config.attention_scale,
                     window=layer.window,
-                    choices=self._choices,
+                    choices=self.choices,
                 )
         if kv_T2Kh is not None:
             for rows in plan.short:
@@ -198,7 +200,7 @@ class FusedPass:
     def _mlp(self, mlp: Mlp | Experts, x_TD: torch.Tensor) -> torch.Tensor:
         if not isinstance(mlp, Mlp):
             return mlp(x_TD)
-        return mlp.down(gated_activation(mlp.gate_up(x_TD), mlp.activation, choices=self._choices))
+        return mlp.down(gated_activation(mlp.gate_up(x_TD), mlp.activation, choices=self.choices))
 
     def _add(
         self,
@@ -216,7 +218,7 @@ class FusedPass:
             self._config.rms_norm_eps,
             delta_weight_D=delta_norm_D,
             dtype=weights.head.dtype,
-            choices=self._choices,
+            choices=self.choices,
         )
 
     def _alone(self, delta_TD: torch.Tensor, norm_D: torch.Tensor | None) -> torch.Tensor:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from baton.model_config import ModelConfig
     from engine.batch import ForwardBatch
     from engine.kv_cache import KVCache
-    from engine.model.forward_pass import DecoderWeights, StepInputs, Stored, Watch
+    from engine.model.forward_pass import DecoderWeights, OnStored, StepInputs, Watch
     from engine.model.layer import LayerCode, LayerWeights
 
 
@@ -31,6 +31,10 @@ class PlainPass:
         self._config = config
         self.layer_code = layer_code
 
+    @property
+    def choices(self) -> None:
+        """It has no kernels."""
+
     def plan(self, batch: ForwardBatch, block_size: int, device: torch.device) -> AttentionPlan:
         """Of the batch's attention."""
         return AttentionPlan.build(batch, block_size, device, self._config.windows)
@@ -42,7 +46,7 @@ class PlainPass:
         cache: KVCache,
         *,
         watch: Watch | None = None,
-        stored: Stored | None = None,
+        stored: OnStored | None = None,
     ) -> torch.Tensor:
         """As ForwardPass.run()."""
         hidden_TD = weights.embedding[inputs.token_ids].float() * weights.embedding_scale
@@ -67,7 +71,7 @@ class PlainPass:
         cache: KVCache,
         *,
         index: int,
-        stored: Stored | None,
+        stored: OnStored | None,
     ) -> torch.Tensor:
         """[T, heads * head_dim]: what the new tokens read from the cache, which has their own KV by then."""
         config, cache_N2Kbh = self._config, cache.layer(index)

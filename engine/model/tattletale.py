@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.batch import StepOutput
+from engine.stored import Stored
 
 if TYPE_CHECKING:
     from engine.batch import ForwardBatch, Int64Array
@@ -71,7 +72,7 @@ class TattleTaleRunner:
         """Stores the KV of the batch's tokens and samples its logits_rows; stored: as of ModelRunner."""
         for num_layers in self.store_layers(batch):
             if stored is not None:
-                stored(num_layers, self.cache.written())
+                stored(num_layers, Stored(self.cache.written()))
         output = self.sample(batch)
         if not len(batch.logits_rows):
             # Nothing was read back that would have waited for the device.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 from baton.models import ModelDir
 from engine.config import EngineConfig
@@ -87,6 +89,33 @@ async def test_it_tells_its_start_up_time_and_compiles_nothing_unasked(
     (loaded,), (ready,) = lines["weights loaded"], lines["engine ready"]
     assert 0 <= loaded["seconds"] <= ready["seconds"]
     assert not lines["compiling layers"]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "device", "staged"),
+    [("triton", "cuda", [("engine", 96)]), ("triton", "cpu", []), ("torch", "cuda", [])],
+)
+async def test_kv_is_staged_where_kernels_run_on_a_gpu_on_the_thread_of_the_steps(
+    reference_model: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+    kernels: str,
+    device: str,
+    staged: list[tuple[str, int]],
+) -> None:
+    folder, _ = reference_model()
+    config = EngineConfig(kernels=kernels, kv_cache_bytes=1 << 20)
+    engine = await Engine.start(config, ModelDir.open(str(folder)))
+    calls: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        ModelRunner, "stage", lambda _, tokens: calls.append((threading.current_thread().name, tokens))
+    )
+    engine.cache.device = torch.device(device)
+
+    await engine.stage_kv(96)
+
+    assert calls == staged
+    assert (engine.kernel_choices is None) == (kernels == "torch")
+    await engine.close()
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> dict[str, list[dict[str, Any]]]:

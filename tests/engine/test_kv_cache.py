@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -61,16 +60,6 @@ def test_a_cache_larger_than_the_free_memory_is_refused(monkeypatch: pytest.Monk
         KVCache(SHAPE)
 
     assert raised.value.field == "kv_cache_bytes"
-
-
-def test_free_memory_is_the_tighter_of_host_and_container(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 400\nactive_file 200\ninactive_file 100\n")
-
-    assert kv_cache._cgroup_available(tmp_path) == 600
-    (tmp_path / "memory.max").write_text("max\n")
-    assert kv_cache._cgroup_available(tmp_path) is None
 
 
 def test_an_unknown_layout_is_refused() -> None:

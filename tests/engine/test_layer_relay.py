@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.layer_relay import LayerRelay
+from engine.stored import DONE, Stored
 
 
 class Rig:
@@ -20,47 +21,51 @@ class Rig:
         self.hops.pop(0)()
 
 
+def news_of(event: object) -> Stored:
+    return Stored(event)  # type: ignore[arg-type]
+
+
 def test_each_layer_is_told_of_if_the_loop_keeps_up() -> None:
-    rig, events = Rig(), [object(), object()]
-    for number, event in enumerate(events, start=1):
-        rig.relay.stored(number, event)  # type: ignore[arg-type]
+    rig, news = Rig(), [news_of(1), news_of(2)]
+    for number, stored in enumerate(news, start=1):
+        rig.relay.stored(number, stored)
         rig.hop()
-    assert rig.told == [(1, events[0]), (2, events[1])]
+    assert rig.told == [(1, news[0]), (2, news[1])]
     assert rig.hops == []
 
 
 def test_a_busy_loop_hears_of_the_newest_layer_only_in_one_hop() -> None:
-    rig, newest = Rig(), object()
-    rig.relay.stored(1, object())  # type: ignore[arg-type]
-    rig.relay.stored(2, object())  # type: ignore[arg-type]
+    rig, newest = Rig(), news_of(3)
+    rig.relay.stored(1, news_of(1))
+    rig.relay.stored(2, news_of(2))
     rig.relay.stored(3, newest)  # type: ignore[arg-type]
     assert len(rig.hops) == 1
     rig.hop()
     assert rig.told == [(3, newest)]
-    rig.relay.stored(4, None)
+    rig.relay.stored(4, DONE)
     rig.hop()
-    assert rig.told[1:] == [(4, None)]
+    assert rig.told[1:] == [(4, DONE)]
 
 
 def test_after_the_end_nothing_is_told_and_no_hop_is_begun() -> None:
     rig = Rig()
-    rig.relay.stored(1, None)
+    rig.relay.stored(1, DONE)
     rig.relay.close()
     rig.hop()
-    rig.relay.stored(2, None)
+    rig.relay.stored(2, DONE)
     assert rig.told == []
     assert rig.hops == []
 
 
 def test_an_error_is_kept_and_ends_the_news() -> None:
-    def fail(num_layers: int, _event: object) -> None:
+    def fail(num_layers: int, _stored: object) -> None:
         heard.append(num_layers)
         raise error
 
     error, heard, hops = KeyError("transfer"), list[int](), list[Callable[[], None]]()
     relay = LayerRelay(fail, hops.append)
-    relay.stored(1, None)
+    relay.stored(1, DONE)
     hops.pop()()
-    relay.stored(2, None)
+    relay.stored(2, DONE)
     assert hops == []
     assert (heard, relay.error) == ([1], error)

@@ -18,6 +18,7 @@ from engine.events import ChunkComputed, Event, TokenSampled
 from engine.scheduler import Scheduler
 from engine.step_loop import StepLoop
 from engine.step_runner import OnLayers
+from engine.stored import DONE
 from tests.engine.tiny_models import make_request
 
 GUARD_S = 5
@@ -43,7 +44,7 @@ class SteppedRunner:
         self.watched.append(on_layers is not None)
         self.started.put_nowait(batch)
         if on_layers is not None:
-            on_layers(2, None)
+            on_layers(2, DONE)
         result = await self.results.get()
         if isinstance(result, Exception):
             raise result
@@ -182,7 +183,7 @@ async def test_a_failing_handler_ends_the_loop() -> None:
 async def test_only_steps_that_complete_a_prompt_are_watched() -> None:
     told: list[tuple[int, list[bytes]]] = []
 
-    def on_layers(num_layers: int, _event: object) -> None:
+    def on_layers(num_layers: int, _stored: object) -> None:
         told.append((num_layers, [request.attempt_id for request in rig.scheduler.completing]))
 
     rig = Rig(on_layers=on_layers)
@@ -213,7 +214,7 @@ async def test_without_anybody_who_watches_no_step_is() -> None:
 
 
 async def test_what_the_watcher_raises_ends_the_loop() -> None:
-    def on_layers(_num_layers: int, _event: object) -> None:
+    def on_layers(_num_layers: int, _stored: object) -> None:
         raise KeyError("transfer")
 
     rig = Rig(on_layers=on_layers)

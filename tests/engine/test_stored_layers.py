@@ -13,6 +13,7 @@ from engine.batch import ForwardBatch
 from engine.batch_builder import Chunk, build_batch
 from engine.request import Request
 from engine.runner import ModelRunner
+from engine.stored import DONE, Stored
 from engine.thread import EngineThread
 from tests.engine.tiny_models import Reference, load_runner, make_request
 
@@ -52,8 +53,8 @@ def test_what_is_there_at_each_layers_time_is_what_is_there_at_the_end(
     for batch in batches(random.Random(5)):
         seen: list[torch.Tensor] = []
 
-        def look(num_layers: int, event: object, batch: ForwardBatch = batch, seen: Any = seen) -> None:
-            assert (num_layers, event) == (len(seen) + 1, None)
+        def look(num_layers: int, stored: object, batch: ForwardBatch = batch, seen: Any = seen) -> None:
+            assert (num_layers, stored) == (len(seen) + 1, DONE)
             seen.append(kv_of(runner, batch, slice(num_layers)))
             # Of the next layer nothing is there yet: the cache is NaN where nobody wrote.
             assert bool(kv_of(runner, batch, slice(num_layers, None)).isnan().all())
@@ -77,7 +78,7 @@ async def test_what_the_event_loop_reads_while_steps_run_is_final(reference_mode
     for batch in batches(random.Random(6)):
         seen: dict[int, torch.Tensor] = {}
 
-        def look(num_layers: int, _event: object, batch: ForwardBatch = batch, seen: Any = seen) -> None:
+        def look(num_layers: int, _stored: object, batch: ForwardBatch = batch, seen: Any = seen) -> None:
             seen[num_layers] = kv_of(runner, batch, slice(num_layers))
 
         await engine.execute(batch, look)
@@ -99,7 +100,7 @@ def test_the_layers_of_a_chunked_prompt_are_those_of_transformers(reference_mode
     for count in (9, 13, 1):
         batch = build_batch(1, [Chunk.of(request, count)], BLOCK_SIZE)
 
-        def look(num_layers: int, _event: object, batch: ForwardBatch = batch) -> None:
+        def look(num_layers: int, _stored: object, batch: ForwardBatch = batch) -> None:
             parts[num_layers - 1].append(kv_of(runner, batch, slice(num_layers - 1, num_layers))[:, 0])
 
         runner.run(batch, look)
@@ -114,7 +115,7 @@ def test_the_layers_of_a_chunked_prompt_are_those_of_transformers(reference_mode
 
 
 def test_an_error_in_the_callback_ends_the_step(reference_model: Reference) -> None:
-    def fail(num_layers: int, _event: object) -> None:
+    def fail(num_layers: int, _stored: object) -> None:
         told.append(num_layers)
         raise RuntimeError("device lost")
 
@@ -158,7 +159,7 @@ def test_on_a_gpu_each_layer_has_its_event_and_a_step_without_samples_waits(
 
     runner.run(batch, lambda *news: told.append(news))
 
-    assert told == [(1, 1), (2, 2), (3, 3)]
+    assert told == [(1, Stored(1)), (2, Stored(2)), (3, Stored(3))]  # type: ignore[arg-type]
     assert stream.num_layers_at_events == [1, 2, 3]
     assert stream.num_waits == num_waits
     runner.run(batch)

@@ -11,6 +11,7 @@ import pytest
 from engine.batch import ForwardBatch, StepOutput
 from engine.runner import _dummy_batch
 from engine.step_runner import OnLayers
+from engine.stored import DONE
 from engine.thread import EngineThread
 from tests.engine.test_scheduler import output_of
 
@@ -52,7 +53,7 @@ class FakeRunner:
     def _tell(self, stored: OnLayers | None, layers: Sequence[int]) -> None:
         if stored is not None:
             for num_layers in layers:
-                stored(num_layers, None)
+                stored(num_layers, DONE)
 
 
 async def test_model_and_steps_share_one_thread_that_is_not_the_loops() -> None:
@@ -150,7 +151,7 @@ class Listener:
         self.threads: set[int] = set()
         self.heard = asyncio.Event()
 
-    def __call__(self, num_layers: int, _event: object) -> None:
+    def __call__(self, num_layers: int, _stored: object) -> None:
         self.told.append(num_layers)
         self.threads.add(threading.get_ident())
         self.heard.set()
@@ -231,7 +232,7 @@ async def test_a_caller_that_gave_up_hears_of_no_more_layers() -> None:
 
 
 async def test_what_the_listener_raises_reaches_the_caller_after_the_step() -> None:
-    def fail(num_layers: int, _event: object) -> None:
+    def fail(num_layers: int, _stored: object) -> None:
         heard.append(num_layers)
         raise KeyError("transfer")
 

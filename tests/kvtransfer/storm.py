@@ -86,6 +86,7 @@ class Storm:
                 await self._calm(sender, receiver)
         self.defects += await self._world.settle()
         for sender in self._senders.values():
+            self.counts += sender.reader.counters
             self.defects += sender.leftovers()
         for receiver in self._receivers.values():
             self.defects += receiver.leftovers()
@@ -161,6 +162,7 @@ class Storm:
             self.counts["death of a sender"] += 1
             sender = self._senders[name]
             sender.died.set_result(None)
+            self.counts += sender.reader.counters
             await self._world.kill_sender(sender)
             await self._start_sender(name)
         self._is_dying.discard(name)

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.errors import KvTransferFailed, PeerLost
+from engine.stored import DONE, Stored
 from kvtransfer.contract import Committed, Gone, GoneReason, TransferTarget
 from kvtransfer.lease_table import Lease, LeaseState
 from kvtransfer.sender import KvSource, Transfer, TransferOutcome
 from tests.kvtransfer.faults import FAULTS
+from tests.kvtransfer.staging import StagedPrompt
 from tests.kvtransfer.storm_receiver import Attempt
 from tests.kvtransfer.storm_sender import Faults, Prompt, SenderSide
 
@@ -158,6 +160,8 @@ class Drive:
         faults = Faults(course.faults, happened)
         sender.transport.faults[attempt.attempt_id] = (faults, course.rng.randrange(1 << 20))
         task = attempt.task = self._world.spawn(sender, self._send(attempt, course, sender))
+        # What it ends with counts, unless its sender has died: then nobody asks.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         if course.pause_s and self._world.pause(sender, course.pause_s):
             self._counts["pause"] += 1
         done, _ = await asyncio.wait(
@@ -208,17 +212,19 @@ class Drive:
         with sender.lending(prompt):
             async with sender.sender.transfer(source, target) as transfer:
                 transfer.blocks_ready(prompt.num_computed)
-                await self._compute(prompt, transfer, course.rng)
+                await self._compute(prompt, transfer, course.rng, sender)
                 if course.expire == "receiving":
                     await self._let_expire(attempt)
                 return await transfer.commit(attempt.token)
 
-    async def _compute(self, prompt: Prompt, transfer: Transfer, rng: random.Random) -> None:
+    async def _compute(
+        self, prompt: Prompt, transfer: Transfer, rng: random.Random, sender: SenderSide
+    ) -> None:
         chunk = rng.choice((10, 40, 200))
         while prompt.num_computed < prompt.num_tokens:
             end = min(prompt.num_tokens, prompt.num_computed + rng.randint(1, chunk))
             if end == prompt.num_tokens and rng.random() < 0.5:
-                await self._compute_layers(prompt, transfer, rng)
+                await self._compute_layers(prompt, transfer, rng, sender.stage(prompt))
             else:
                 prompt.store(end)
             prompt.num_computed = end
@@ -226,12 +232,19 @@ class Drive:
                 transfer.blocks_ready(end)
             await self._pause(rng)
 
-    async def _compute_layers(self, prompt: Prompt, transfer: Transfer, rng: random.Random) -> None:
+    async def _compute_layers(
+        self, prompt: Prompt, transfer: Transfer, rng: random.Random, staged: StagedPrompt | None
+    ) -> None:
         self._counts["by layers"] += 1
+        stored = DONE
+        if staged is not None and staged.rows is not None:
+            stored = Stored(staged=staged.rows.step)
         for layer in range(prompt.shape.num_layers):
             prompt.store(prompt.num_tokens, slice(layer, layer + 1))
+            if staged is not None:
+                staged.store(slice(layer, layer + 1))
             if rng.random() < 0.7:
-                transfer.layers_ready(layer + 1)
+                transfer.layers_ready(layer + 1, stored)
                 await self._pause(rng)
 
     async def _pause(self, rng: random.Random) -> None:

@@ -16,6 +16,8 @@ import torch
 from baton.limits import blocks_needed
 from engine.block_pool import BlockPool
 from engine.kv_cache import KVCache
+from engine.kv_staging import KvStaging
+from engine.stored import DONE, Stored
 from kvtransfer.contract import (
     Answer,
     FirstToken,
@@ -31,6 +33,7 @@ from kvtransfer.staged import StagedReader
 from kvtransfer.wire import HEADER_BYTES, FrameSpec
 from tests.kvtransfer.faults import FaultyTransport
 from tests.kvtransfer.rig import make_cache
+from tests.kvtransfer.staging import StagedPrompt
 from tests.kvtransfer.storm_values import HEAD_DIM, HELD, MAX_TOKENS, NUM_HEADS, UNCOMPUTED, kv_of
 
 BLOCK_SIZES = (4, 5, 16, 32)
@@ -90,21 +93,25 @@ class WatchedReader:
 
     def __init__(self, inner: Reader, borrowed: set[int], complain: Callable[[str], None]) -> None:
         self.format = inner.format
+        self.counters = inner.counters
         self.memory = inner.memory
         self._inner = inner
         self._borrowed = borrowed
         self._complain = complain
 
-    def read(self, block_ids: Sequence[int], spec: FrameSpec, stored: Any = None) -> Payload:
+    def read(self, block_ids: Sequence[int], spec: FrameSpec, stored: Stored = DONE) -> Payload:
         ids = block_ids[spec.first_block : spec.first_block + spec.num_blocks]
         if not self._borrowed.issuperset(ids):
             self._complain(f"frame {spec.index} was read from blocks {ids}, which are not borrowed any more")
         return self._inner.read(block_ids, spec, stored)
 
 
-def gather(source: torch.Tensor, block_ids: Sequence[int], target: torch.Tensor, _stored: object) -> None:
-    """What a device does, on the host."""
-    target.copy_(source[list(block_ids)].contiguous().view(torch.uint8).reshape(-1))
+class HostStream:
+    """What a device's stream does, on the host."""
+
+    @contextmanager
+    def behind(self, event: object) -> Iterator[None]:
+        yield
 
 
 class SenderSide:
@@ -133,8 +140,10 @@ class SenderSide:
         self.staged: StagedReader | None = None
         if rng.random() < 0.5:
             self.staged = StagedReader(
-                self.cache, self.max_frame_bytes, gather=gather, num_buffers=NUM_BUFFERS
+                self.cache, self.max_frame_bytes, stream=HostStream(), num_buffers=NUM_BUFFERS
             )
+        # One: prompts are computed at the same time here, and take it from one another.
+        self._staging = KvStaging(self.cache.shape, MAX_TOKENS, "cpu", num_stages=1)
         self.reader = WatchedReader(self.staged or host, self.borrowed, complain)
 
     def equip(self, transport: StormTransport, stall_timeout_s: float) -> None:
@@ -149,6 +158,14 @@ class SenderSide:
         if not self.pool.can_allocate(num_blocks):
             return None
         return Prompt(self.cache, self.pool.allocate(num_blocks), sequence, num_tokens)
+
+    def stage(self, prompt: Prompt) -> StagedPrompt | None:
+        """The last step of a prompt stores its KV a second time; None where no reader looks there."""
+        if self.staged is None:
+            return None
+        return StagedPrompt(
+            self._staging, self.cache, prompt.block_ids, prompt.num_computed, prompt.num_tokens
+        )
 
     @contextmanager
     def lending(self, prompt: Prompt) -> Iterator[None]:

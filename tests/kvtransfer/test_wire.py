@@ -19,8 +19,8 @@ SPEC = FrameSpec(index=9, first_block=5, num_blocks=3, num_tokens=10, first_laye
 PAYLOAD = bytes(range(192)) * 2  # 3 blocks x 2 layers x 64 bytes
 
 
-def frame_of(spec: FrameSpec = SPEC, payload: bytes = PAYLOAD) -> bytes:
-    return encode_header(spec, FORMAT, [memoryview(payload)]) + payload
+def frame_of(spec: FrameSpec = SPEC, payload: bytes = PAYLOAD, *, layers_first: bool = False) -> bytes:
+    return encode_header(spec, FORMAT, [memoryview(payload)], layers_first=layers_first) + payload
 
 
 def read(buffer: bytes, fmt: KvFormat, limits: FrameLimits) -> Frame:
@@ -42,6 +42,14 @@ def test_the_header_is_what_the_docstring_says() -> None:
     assert struct.unpack("<Q", frame[44:52])[0] == xxhash.xxh3_64_intdigest(frame[:44] + PAYLOAD)
     assert frame[52:] == PAYLOAD
     assert HEADER_BYTES == 52
+
+
+def test_a_bit_beside_the_layout_says_that_layers_come_first() -> None:
+    frame = frame_of(layers_first=True)
+    assert frame[:29] + frame[30:44] == frame_of()[:29] + frame_of()[30:44]
+    assert (frame[29], frame_of()[29]) == (0x82, 0x02)
+    assert read(frame, FORMAT, LIMITS) == Frame(SPEC, memoryview(PAYLOAD), layers_first=True)
+    assert read(forged(frame_of(), 29, "B", 0x82), FORMAT, LIMITS).layers_first
 
 
 @st.composite
@@ -72,11 +80,15 @@ def frames(draw: st.DrawFn) -> tuple[KvFormat, FrameLimits, FrameSpec, bytes]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(frames())
-def test_a_frame_round_trips(case: tuple[KvFormat, FrameLimits, FrameSpec, bytes]) -> None:
+@given(case=frames(), layers_first=st.booleans())
+def test_a_frame_round_trips(
+    case: tuple[KvFormat, FrameLimits, FrameSpec, bytes], *, layers_first: bool
+) -> None:
     fmt, limits, spec, payload = case
-    frame = read(encode_header(spec, fmt, [memoryview(payload)]) + payload, fmt, limits)
+    header = encode_header(spec, fmt, [memoryview(payload)], layers_first=layers_first)
+    frame = read(header + payload, fmt, limits)
     assert frame.spec == spec
+    assert frame.layers_first == layers_first
     assert bytes(frame.payload) == payload
 
 
@@ -124,6 +136,8 @@ def test_noise_is_refused(noise: bytes) -> None:
         (26, "H", (1,), "length"),
         (28, "B", (1,), "format"),
         (29, "B", (1,), "format"),
+        (29, "B", (0x81,), "format"),
+        (29, "B", (0x42,), "format"),
         (30, "H", (0,), "format"),
         (32, "H", (1,), "format"),
         (34, "H", (4,), "format"),

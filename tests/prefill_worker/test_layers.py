@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -14,6 +14,9 @@ from engine.batch import ForwardBatch, StepOutput
 from engine.kv_cache import KVCache
 from engine.model.tattletale import TattleTaleRunner
 from engine.step_runner import OnLayers
+from engine.stored import DONE, Stored
+from kvtransfer.outgoing import HostReader, Payload
+from kvtransfer.wire import FrameSpec
 from tests.fakes import VOCAB, expected_answer, kv_rows, until
 from tests.prefill_worker.test_worker import KV, A, B, Rig, rig
 
@@ -24,7 +27,8 @@ TOKEN_BYTES = 2 * 2 * 3 * 5 * 4
 class LayerwiseRunner:
     """A StepRunner of the tattle-tale model that a test lets go on: once per layer, and once to end the step.
 
-    is_finite: whether the model's numbers are.
+    is_finite: whether the model's numbers are.  stored: what each layer's news says.
+    tells: whether there is news.
     """
 
     def __init__(self, cache: KVCache) -> None:
@@ -33,6 +37,8 @@ class LayerwiseRunner:
         self._turns = asyncio.Semaphore(0)
         self.num_waiting = 0
         self.is_finite = True
+        self.stored = DONE
+        self.tells = True
 
     def go_on(self, num_turns: int) -> None:
         for _ in range(num_turns):
@@ -43,8 +49,8 @@ class LayerwiseRunner:
         for _ in range(self._num_layers):
             await self._turn()
             num_layers = next(stored)
-            if on_layers is not None:
-                on_layers(num_layers, None)
+            if on_layers is not None and self.tells:
+                on_layers(num_layers, self.stored)
         await self._turn()
         output = self._runner.sample(batch)
         return dataclasses.replace(output, finite=output.finite & self.is_finite)
@@ -121,6 +127,36 @@ async def test_frames_of_the_last_chunk_arrive_before_its_step_has_ended() -> No
         )
         assert not r.decode._leases.get(A).is_uncommitted
         await until(r.nothing)
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["while the step runs", "after it"])
+async def test_who_reads_a_frame_hears_where_the_last_step_stored_a_second_time(
+    monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    heard: list[tuple[int, Stored]] = []
+    read = HostReader.read
+
+    def listen(reader: HostReader, block_ids: Sequence[int], spec: FrameSpec, stored: Stored) -> Payload:
+        heard.append((spec.first_block, stored))
+        return read(reader, block_ids, spec, DONE)
+
+    monkeypatch.setattr(HostReader, "read", listen)
+    async with layers() as made:
+        r, runner = made.rig, made.runner
+        r.prefill(A, list(range(24)))
+        runner.go_on(3)
+        await made.arrive(4)
+        # The first chunk's step has ended: of it there is nothing to wait for, and nothing elsewhere.
+        assert heard == [(index, DONE) for index in range(4)]
+        runner.stored = Stored(object(), object())  # type: ignore[arg-type]
+        runner.go_on(1)
+        await made.arrive(5)
+        assert heard[4:] == [(4, runner.stored)]
+        # Of a layer that nobody was told of, the frame is sent once the step has ended.
+        runner.tells = not is_late
+        runner.go_on(2)
+        await until(r.nothing)
+    assert heard[5:] == [(4, runner.stored)]
 
 
 async def test_what_was_cached_is_sent_as_the_first_layer_is_there() -> None:

@@ -17,13 +17,16 @@ from tests.fakes import FINGERPRINT
 async def test_the_engine_is_closed_where_what_follows_it_cannot_be_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    closed = []
+    closed, staged = [], []
+
+    async def stage_kv(max_tokens: int) -> None:
+        staged.append(max_tokens)
 
     async def close() -> None:
         closed.append(True)
 
     async def start(*_: Any) -> Any:
-        return SimpleNamespace(close=close, cache=None)
+        return SimpleNamespace(close=close, cache=None, kernel_choices=None, stage_kv=stage_kv)
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
@@ -32,5 +35,8 @@ async def test_the_engine_is_closed_where_what_follows_it_cannot_be_made(
     monkeypatch.setattr(serve.Engine, "start", start)
     monkeypatch.setattr(serve, "reader_of", fail)
     with pytest.raises(OSError, match="no space left"):
-        await serve.serve(PrefillConfig(model="any"), asyncio.Event())
-    assert closed == [True]
+        await serve.serve(PrefillConfig(model="any", max_batch_tokens=96), asyncio.Event())
+    assert (closed, staged) == ([True], [96])
+    with pytest.raises(OSError, match="no space left"):
+        await serve.serve(PrefillConfig(model="any", kv_staging=False), asyncio.Event())
+    assert (closed, staged) == ([True, True], [96])

@@ -9,6 +9,7 @@ from engine.batch import ForwardBatch, StepOutput
 from engine.kv_cache import KVCache
 from engine.model.tattletale import TattleTaleRunner
 from engine.step_runner import OnLayers
+from engine.stored import DONE
 from tests.fakes import VOCAB
 
 
@@ -40,7 +41,7 @@ class SimStepRunner:
             await asyncio.sleep(layer_s)
             num_layers = next(stored)
             if on_layers is not None:
-                on_layers(num_layers, None)
+                on_layers(num_layers, DONE)
         output = self._runner.sample(batch)
         self._observe()
         return output

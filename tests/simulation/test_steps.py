@@ -22,7 +22,7 @@ async def watched_step(cache: KVCache) -> list[tuple[float, int, list[bool]]]:
     loop, news = asyncio.get_running_loop(), list[tuple[float, int, list[bool]]]()
     expected = torch.from_numpy(kv_rows(PROMPT, SHAPE)).float()
 
-    def on_layers(num_layers: int, _event: object) -> None:
+    def on_layers(num_layers: int, _stored: object) -> None:
         found = cache.logical[2, :, :, :, : len(PROMPT)].permute(3, 0, 1, 2, 4)
         is_there = [torch.equal(found[:, layer], expected[:, layer]) for layer in range(SHAPE[0])]
         news.append((loop.time(), num_layers, is_there))

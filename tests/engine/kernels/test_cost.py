@@ -53,11 +53,11 @@ def test_the_add_and_its_norm_read_and_write_the_residual_stream_once() -> None:
     assert cost.written == nbytes((SINGLE, (17, 576)), (HALF, (17, 576)))
 
 
-def test_keys_and_values_are_written_once_more_for_staging() -> None:
-    cost = rope_store_kv(10, 12, 3, 64, 2, has_staging=True, has_head_norm=True)
+def test_keys_and_values_are_written_once_more_to_a_stage() -> None:
+    cost = rope_store_kv(10, 12, 3, 64, 2, has_stage=True, has_head_norm=True)
 
     angles = [(SINGLE, (10, 32)), (SINGLE, (10, 32))]
-    assert cost.read == nbytes((HALF, (10, 18, 64)), *angles, (IDS, (10,)), (SINGLE, (15, 64)))
+    assert cost.read == nbytes((HALF, (10, 18, 64)), *angles, (IDS, (2, 10)), (SINGLE, (15, 64)))
     assert cost.written == nbytes((HALF, (10, 18, 64)), (HALF, (10, 2, 3, 64)))
 
 

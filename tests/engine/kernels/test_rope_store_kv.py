@@ -61,7 +61,9 @@ class Case:
     layout: str = "HND"
     dtype: torch.dtype = FP32
     cache_dtype: torch.dtype = FP32
-    staging_dtype: torch.dtype | None = None
+    rows_dtype: torch.dtype | None = None
+    stage_dtype: torch.dtype | None = None
+    stage_layout: str = "HND"
     has_norm: bool = False
 
     def __str__(self) -> str:
@@ -71,7 +73,7 @@ class Case:
 CASES = [
     Case(num_tokens=1, num_heads=3, num_kv_heads=1, head_dim=80),
     Case(num_tokens=15, num_heads=3, num_kv_heads=1, head_dim=96, dtype=HALF, cache_dtype=HALF, layout="NHD"),
-    Case(num_tokens=16, num_heads=12, num_kv_heads=3, head_dim=80, staging_dtype=HALF, has_norm=True),
+    Case(num_tokens=16, num_heads=12, num_kv_heads=3, head_dim=80, rows_dtype=HALF, has_norm=True),
     Case(
         num_tokens=17,
         num_heads=28,
@@ -81,7 +83,9 @@ CASES = [
         layout="NHD",
         dtype=BF16,
         cache_dtype=HALF,
-        staging_dtype=BF16,
+        rows_dtype=BF16,
+        stage_dtype=HALF,
+        stage_layout="NHD",
     ),
     Case(
         num_tokens=2, num_heads=64, num_kv_heads=8, head_dim=64, dtype=BF16, cache_dtype=BF16, has_norm=True
@@ -93,10 +97,10 @@ CASES = [
         head_dim=256,
         dtype=HALF,
         cache_dtype=FP32,
-        staging_dtype=HALF,
+        stage_dtype=FP32,
         has_norm=True,
     ),
-    Case(num_tokens=257, num_heads=3, num_kv_heads=1, head_dim=8, block_size=32),
+    Case(num_tokens=257, num_heads=3, num_kv_heads=1, head_dim=8, block_size=32, stage_dtype=FP32),
 ]
 
 
@@ -108,6 +112,35 @@ def cache_of(case: Case, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
     memory[::2] = NAN
     layer = memory[:, 1]
     return layer.transpose(2, 3) if case.layout == "NHD" else layer, memory
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One layer of a stage of three, and the whole stage, which is full of GUARD.
+
+    slots: where tokens go, not in their order; every third token has none.
+    """
+
+    layer: torch.Tensor
+    memory: torch.Tensor
+    slots: torch.Tensor
+
+    @classmethod
+    def of(cls, case: Case, dtype: torch.dtype) -> Stage:
+        heads, size = case.num_kv_heads, case.block_size
+        num_blocks = case.num_tokens // size + 1
+        inner = (heads, size) if case.stage_layout == "HND" else (size, heads)
+        memory = torch.full((3, num_blocks, 2, *inner, case.head_dim), GUARD, dtype=dtype)
+        slots = torch.randperm(num_blocks * size)[: case.num_tokens]
+        slots[::3] = -1
+        return cls(memory[1].transpose(2, 3) if case.stage_layout == "NHD" else memory[1], memory, slots)
+
+    def take(self) -> torch.Tensor:
+        """What it has of the tokens with a slot; GUARD is there then."""
+        slots, size = self.slots[self.slots >= 0], self.layer.shape[3]
+        taken = self.layer[slots // size, :, :, slots % size]
+        self.layer[slots // size, :, :, slots % size] = GUARD
+        return taken
 
 
 @pytest.mark.parametrize("operator", [rope_store_kv, rope_store_kv_reference])
@@ -122,9 +155,10 @@ def test_equals_complex_rotation_and_touches_nothing_else(case: Case, operator: 
     num_blocks = num_tokens // case.block_size + 3
     slots = torch.randperm(num_blocks * case.block_size)[:num_tokens]
     cache, cache_memory = cache_of(case, num_blocks)
-    staging, staging_memory = None, torch.zeros(0)
-    if case.staging_dtype is not None:
-        staging, staging_memory = framed(num_tokens, 2, num_kv_heads, case.head_dim, dtype=case.staging_dtype)
+    rows, rows_memory = None, torch.zeros(0)
+    if case.rows_dtype is not None:
+        rows, rows_memory = framed(num_tokens, 2, num_kv_heads, case.head_dim, dtype=case.rows_dtype)
+    stage = None if case.stage_dtype is None else Stage.of(case, case.stage_dtype)
     heads = turned(qkv[:, : num_heads + num_kv_heads], angles, 1.25, norm)
     kv = torch.stack((heads[:, num_heads:], qkv[:, num_heads + num_kv_heads :].double()), dim=1)
     kv_before = qkv[:, num_heads:].clone()
@@ -138,7 +172,9 @@ def test_equals_complex_rotation_and_touches_nothing_else(case: Case, operator: 
         num_heads=num_heads,
         head_norm_Nh=norm,
         eps=EPS,
-        staging_T2Kh=staging,
+        rows_T2Kh=rows,
+        stage_N2Kbh=None if stage is None else stage.layer,
+        stage_slots_T=None if stage is None else stage.slots,
     )
 
     step = STEP[case.dtype]
@@ -146,10 +182,15 @@ def test_equals_complex_rotation_and_touches_nothing_else(case: Case, operator: 
     stored = cache[slots // case.block_size, :, :, slots % case.block_size]
     step = max(STEP[case.dtype], STEP[case.cache_dtype]) * 2
     torch.testing.assert_close(stored.double(), kv, rtol=step, atol=step)
-    if staging is not None:
-        step = max(STEP[case.dtype], STEP[staging.dtype]) * 2
-        torch.testing.assert_close(staging.double(), kv, rtol=step, atol=step)
-        assert (staging_memory[[0, -1]] == GUARD).all()
+    if rows is not None:
+        step = max(STEP[case.dtype], STEP[rows.dtype]) * 2
+        torch.testing.assert_close(rows.double(), kv, rtol=step, atol=step)
+        assert (rows_memory[[0, -1]] == GUARD).all()
+    if stage is not None:
+        step = max(STEP[case.dtype], STEP[stage.layer.dtype]) * 2
+        staged = stage.take().double()
+        torch.testing.assert_close(staged, kv[stage.slots >= 0], rtol=step, atol=step)
+        assert (stage.memory == GUARD).all()
     assert torch.equal(qkv[:, num_heads:], kv_before)
     assert (qkv_memory[[0, -1]] == GUARD).all()
     assert (qkv_memory[:, -16:] == GUARD).all()
@@ -177,17 +218,28 @@ def test_every_configuration_does_the_same(config: object) -> None:
     # 12 heads in tiles of 8 and 16, 3 in tiles of 8: none of them fits.
     torch.manual_seed(0)
     angles = torch.rand(2, 48, dtype=torch.float64)
-    qkv, staging, cache = torch.randn(2, 18, 96), torch.zeros(2, 2, 3, 96), torch.zeros(2, 2, 3, 16, 96)
+    qkv, rows, cache = torch.randn(2, 18, 96), torch.zeros(2, 2, 3, 96), torch.zeros(2, 2, 3, 16, 96)
+    stage = torch.zeros(1, 2, 3, 16, 96)
     heads = turned(qkv[:, :15], angles, 1.0, None).float()
     values = qkv[:, 15:].clone()
 
     rope_store_kv_launch(
-        qkv, *tables(angles), cache, torch.tensor([1, 17]), num_heads=12, staging_T2Kh=staging
+        qkv,
+        *tables(angles),
+        cache,
+        torch.tensor([1, 17]),
+        num_heads=12,
+        rows_T2Kh=rows,
+        stage_N2Kbh=stage,
+        stage_slots_T=torch.tensor([-1, 9]),
     ).run(config)
 
     torch.testing.assert_close(qkv[:, :12], heads[:, :12])
     torch.testing.assert_close(cache[[0, 1], :, :, 1], torch.stack((heads[:, 12:], values), dim=1))
-    assert torch.equal(staging, cache[[0, 1], :, :, 1])
+    assert torch.equal(rows, cache[[0, 1], :, :, 1])
+    assert torch.equal(stage[0, :, :, 9], cache[1, :, :, 1])
+    stage[0, :, :, 9] = 0
+    assert not stage.any()
 
 
 def test_a_second_call_turns_queries_again_and_stores_the_same() -> None:
@@ -213,12 +265,12 @@ def test_infinities_of_float16_are_stored_as_nan(operator: Callable[..., None]) 
     # Twice 60,000 is no float16. A value may be infinite too, by the product before.
     qkv[0, :4, ::7], qkv[0, 4, 1:7:5] = 60000.0, -INF
     call["cos_T1h"], call["sin_T1h"] = tables(torch.zeros(1, 4), 2.0)
-    staging = torch.zeros(1, 2, 1, 8)
+    rows, stage = torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 16, 8)
 
-    operator(**call, staging_T2Kh=staging)
+    operator(**call, rows_T2Kh=rows, stage_N2Kbh=stage, stage_slots_T=torch.tensor([3]))
 
     assert call["qkv_TNh"][0, 0].tolist() == [INF, *[4.0] * 6, INF]
-    for keys, values in (call["cache_N2Kbh"][0, :, 0, 0], staging[0, :, 0]):
+    for keys, values in (call["cache_N2Kbh"][0, :, 0, 0], rows[0, :, 0], stage[0, :, 0, 3]):
         assert keys.isnan().tolist() == [True, *[False] * 6, True]
         assert values.isnan().tolist() == [False, True, *[False] * 4, True, False]
         assert (keys[1:7] == 4.0).all()
@@ -231,13 +283,14 @@ def test_what_a_float16_cache_cannot_hold_is_its_largest_number(operator: Callab
     edges = torch.tensor([65280.0, 65536.0, -65536.0, 3e38, -3e38, INF, -INF, NAN], dtype=BF16)
     call["qkv_TNh"][0, 4] = edges
     call["cache_N2Kbh"] = call["cache_N2Kbh"].half()
-    staging = torch.zeros(1, 2, 1, 8, dtype=BF16)
+    rows, stage = torch.zeros(1, 2, 1, 8, dtype=BF16), torch.zeros(1, 2, 1, 16, 8, dtype=HALF)
 
-    operator(**call, staging_T2Kh=staging)
+    operator(**call, rows_T2Kh=rows, stage_N2Kbh=stage, stage_slots_T=torch.tensor([0]))
 
     wanted = torch.tensor([65280.0, 65504.0, -65504.0, 65504.0, -65504.0, INF, -INF, NAN], dtype=HALF)
     torch.testing.assert_close(call["cache_N2Kbh"][0, 1, 0, 0], wanted, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(staging[0, 1, 0], edges, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(stage[0, 1, 0, 0], wanted, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(rows[0, 1, 0], edges, rtol=0, atol=0, equal_nan=True)
 
 
 def sparse(path: Path, num_elements: int) -> torch.Tensor:
@@ -259,6 +312,13 @@ def test_blocks_beyond_2_to_the_31_elements(tmp_path: Path) -> None:
 
     assert (cache[65537, :, :, 5] == 1).all()
     assert cache[65537].count_nonzero() == 2 * 8 * 128
+    assert not cache[:2].any()
+
+    call["cache_N2Kbh"], call["slots_T"] = torch.zeros(1, 2, 8, 16, 128, dtype=HALF), torch.tensor([0])
+    rope_store_kv(**call, stage_N2Kbh=cache, stage_slots_T=torch.tensor([65536 * 16 + 15]))
+
+    assert (cache[65536, :, :, 15] == 1).all()
+    assert cache[65536].count_nonzero() == 2 * 8 * 128
     assert not cache[:2].any()
 
 
@@ -294,10 +354,29 @@ def test_nothing_is_done_for_no_tokens() -> None:
         ("qkv_TNh", torch.zeros(3, 8, 5).transpose(1, 2), "contiguous"),
         ("qkv_TNh", torch.zeros(3, 5, 8, dtype=torch.int32), "floating point"),
         ("head_norm_Nh", torch.zeros(3, 8), "head_norm"),
-        ("staging_T2Kh", torch.zeros(3, 1, 2, 8), "staging"),
-        ("staging_T2Kh", torch.zeros(3, 2, 1, 8, dtype=torch.int32), "floating point"),
+        ("rows_T2Kh", torch.zeros(3, 1, 2, 8), "rows are"),
+        ("rows_T2Kh", torch.zeros(3, 2, 1, 8, dtype=torch.int32), "floating point"),
+        ("stage_slots_T", torch.zeros(3, dtype=torch.int64), "come together"),
     ],
 )
 def test_what_the_kernel_cannot_read_is_refused(name: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rope_store_kv(**(small_call() | {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("stage", "slots", "message"),
+    [
+        (torch.zeros(4, 2, 1, 16, 8), None, "come together"),
+        (torch.zeros(4, 2, 1, 8, 8), torch.zeros(3, dtype=torch.int64), "like those of the cache"),
+        (torch.zeros(4, 2, 1, 8, 16).mT, torch.zeros(3, dtype=torch.int64), "heads contiguous"),
+        (torch.zeros(4, 2, 1, 16, 8, dtype=torch.int32), torch.zeros(3, dtype=torch.int64), "floating point"),
+        (torch.zeros(4, 2, 1, 16, 8), torch.zeros(3, dtype=torch.int32), "stage_slots"),
+        (torch.zeros(4, 2, 1, 16, 8), torch.zeros(6, dtype=torch.int64)[::2], "stage_slots"),
+    ],
+)
+def test_so_is_a_stage_that_is_unlike_the_cache(
+    stage: torch.Tensor, slots: torch.Tensor | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        rope_store_kv(**small_call(), stage_N2Kbh=stage, stage_slots_T=slots)

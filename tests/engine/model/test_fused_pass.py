@@ -14,7 +14,9 @@ from engine.kernels.contests import EMBED_RMS_NORM_QKV, PREFILL_ATTENTION
 from engine.kv_cache import KVCache
 from engine.loop import EngineLoop
 from engine.model.fused_pass import FusedPass
+from engine.request import Request
 from engine.runner import ModelRunner
+from engine.stored import DONE, Stored
 from tests.engine.tiny_models import (
     Families,
     greedy_reference,
@@ -122,3 +124,90 @@ def test_the_caches_are_equal(family_model: Families) -> None:
         caches.append(runner.cache)
 
     torch.testing.assert_close(caches[0].data, caches[1].data, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def kv_of(blocks_N2Kbh: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """What blocks have of a sequence's tokens, from their first slot on: [T, 2, K, h]."""
+    return blocks_N2Kbh.permute(0, 3, 1, 2, 4).flatten(0, 1)[:num_tokens]
+
+
+def completing(request: Request) -> list[Chunk]:
+    return [Chunk.of(request, request.num_pending_tokens)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "choices"),
+    [("HND", torch.float32, VENDOR), ("NHD", torch.float16, UNMEASURED)],
+    ids=["HND-vendor", "NHD-half"],
+)
+def test_the_stage_holds_what_the_cache_does_of_prompts_that_end(
+    family_model: Families, layout: str, dtype: torch.dtype, choices: Choices
+) -> None:
+    folder, _ = family_model("qwen2")
+    runner = fused(load_runner(folder, layout=layout, dtype=dtype), choices)
+    runner.stage(16)
+    # The first one's last chunk begins within its third block.
+    prompts, free = prompts_of(19, 7, 9, 9), shuffled_blocks()
+    ends, decodes, short, goes_on = requests = [scattered(prompt, free) for prompt in prompts]
+    logits_of(runner, [(ends, 10), (decodes, 6)])
+    batch = build_batch(2, [Chunk.of(r, n) for r, n in zip(requests, (9, 1, 9, 4), strict=True)], 4)
+    expected = runner.logits(batch)
+    blocks, offsets = (torch.from_numpy(array) for array in divmod(batch.slot_mapping, 4))
+    cached = runner.cache.logical[blocks, :, :, :, offsets].clone()
+    runner.cache.logical[blocks, :, :, :, offsets] = torch.nan
+    heard: list[tuple[int, Stored]] = []
+
+    logits = runner.logits(batch, lambda *news: heard.append(news))
+
+    assert torch.equal(logits, expected)
+    assert torch.equal(runner.cache.logical[blocks, :, :, :, offsets], cached)
+    staged = heard[0][1].staged
+    assert staged is not None
+    assert heard == [(layer, Stored(None, staged)) for layer in (1, 2, 3)]
+    for request, num_before in ((ends, 3), (short, 0)):
+        ids = request.block_ids[num_before:]
+        at, num_tokens = staged.find(ids), request.num_tokens - 4 * num_before
+        assert at is not None
+        for index in range(3):
+            kv_T2Kh = kv_of(runner.cache.layer(index)[ids], num_tokens)
+            assert not bool(kv_T2Kh.isnan().any())
+            assert torch.equal(kv_of(staged.layers_Ln2Kbh[index][at], num_tokens), kv_T2Kh)
+    assert [staged.find([r.block_ids[-1]]) for r in (decodes, goes_on)] == [None, None]
+    assert staged.is_intact
+
+
+def test_the_stage_is_taken_again_by_the_next_prompt_but_one_that_is_watched(family_model: Families) -> None:
+    folder, _ = family_model("qwen2")
+    runner, free = fused(load_runner(folder)), shuffled_blocks()
+    runner.stage(9)
+    heard: list[Stored] = []
+
+    def run(*, watched: bool) -> None:
+        batch = build_batch(1, completing(scattered(prompts_of(9)[0], free)), 4)
+        runner.run(batch, (lambda _, stored: heard.append(stored)) if watched else None)
+
+    run(watched=True)
+    (first,) = {stored.staged for stored in heard}
+    assert first is not None
+    before = first.layers_Ln2Kbh.clone()
+    run(watched=False)
+    run(watched=True)
+    assert first.is_intact
+    assert torch.equal(first.layers_Ln2Kbh, before)
+    run(watched=True)
+    assert not first.is_intact
+
+
+def test_without_kernels_nothing_is_staged(family_model: Families) -> None:
+    folder, _ = family_model("qwen2")
+    runner = load_runner(folder)
+    runner.stage(64)
+    heard: list[Stored] = []
+
+    runner.run(
+        build_batch(1, completing(scattered(prompts_of(20)[0], shuffled_blocks())), 4),
+        lambda _, stored: heard.append(stored),
+    )
+
+    assert heard == [DONE] * 3
+    assert (runner.kernel_choices, fused(runner).kernel_choices) == (None, UNMEASURED)

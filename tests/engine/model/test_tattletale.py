@@ -24,6 +24,7 @@ from engine.events import RequestFailed
 from engine.kv_cache import CacheShape, KVCache
 from engine.model.tattletale import TattleTaleRunner
 from engine.request import Request
+from engine.stored import DONE
 from tests.engine.tiny_models import make_request
 from tests.tiny_tattletale import KV_SHAPE, write_tattletale
 
@@ -104,7 +105,7 @@ def test_layers_are_stored_one_after_another_and_a_watched_run_tells_of_each() -
     output = watched.runner.run(batch, lambda *news: told.append(news))
 
     assert num_layers == L
-    assert told == [(1, None), (2, None)]
+    assert told == [(1, DONE), (2, DONE)]
     assert output.token_ids.tolist() == [token_after([5, 6, 7], 0, (L, 2, K, H), VOCAB)]
     assert rig.runner.sample(batch).token_ids.tolist() == output.token_ids.tolist()
 
