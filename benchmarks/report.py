@@ -12,10 +12,10 @@ import json
 import os
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import quantiles
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -34,17 +34,19 @@ class Row:
     target: float | None = None
 
 
-def percentile(values: list[float], percent: int) -> float:
-    """The percentile of at least one value, interpolated."""
-    if len(values) == 1:
-        return values[0]
-    return quantiles(values, n=100, method="inclusive")[percent - 1] if percent else min(values)
-
-
 def publish(
-    name: str, rows: list[Row], json_path: str | None, *, folder: Path = RESULTS, **facts: object
+    name: str,
+    rows: Sequence[Row],
+    json_path: str | None,
+    *,
+    folder: Path = RESULTS,
+    **facts: object,
 ) -> Path:
-    """Prints the rows, writes them to json_path if given, and keeps a dated copy; returns the copy's path."""
+    """Prints the rows, writes them to json_path if given, and keeps a dated copy; returns the copy's path.
+
+    facts: what else the copy is to say; an accelerator among them, if one computed, is part of its name.
+    """
+    machine = hardware(str(facts.get("accelerator", "")))
     for row in rows:
         print(f"{row.metric:<44} {_short(row.ours):>8} {row.unit:<9} {_versus(row)}")
     document = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
@@ -52,26 +54,27 @@ def publish(
         Path(json_path).write_text(document, encoding="utf-8")
     now = datetime.now(UTC)
     folder.mkdir(exist_ok=True)
-    kept = folder / f"{now:%Y-%m-%d}-{name}-{hardware()}.json"
+    kept = folder / f"{now:%Y-%m-%d}-{name}-{machine}.json"
     if kept.exists():
         # A result that is kept is never overwritten by the next run of the same day.
-        kept = folder / f"{now:%Y-%m-%dT%H%M%S}-{name}-{hardware()}.json"
-    record = {"date": now.isoformat(timespec="seconds"), "hardware": hardware(), **facts}
+        kept = folder / f"{now:%Y-%m-%dT%H%M%S}-{name}-{machine}.json"
+    record = {"date": now.isoformat(timespec="seconds"), "hardware": machine, **facts}
     kept.write_text(
         json.dumps({**record, "rows": [asdict(row) for row in rows]}, indent=1) + "\n", encoding="utf-8"
     )
     return kept
 
 
-def hardware() -> str:
-    """A short name of this machine, for file names: cores and processor."""
+def hardware(accelerator: str = "") -> str:
+    """A short name of this machine, for file names: its accelerator, cores and processor."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
         model = match.group(1) if match else model
-    slug = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
-    return f"{os.cpu_count()}x-{slug}"[:60]
+    parts = [accelerator, f"{os.cpu_count()}x", model]
+    slugs = [re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in parts if part]
+    return "-".join(slugs)[:60]
 
 
 def _versus(row: Row) -> str:

@@ -1,0 +1,63 @@
+"""Everything that takes a GPU, in one go: `python benchmarks/gpu.py`, from a checkout, on a bare machine.
+
+    python benchmarks/gpu.py [--seconds 280] [--sections checks kernels ...] [--json FILE] [--results FOLDER]
+    python benchmarks/gpu.py --device cpu --quick      every section's code, kernels interpreted, tiny sizes
+
+Needs torch, triton and numpy, and nothing else; downloads nothing. Checks every kernel on the device,
+measures each and a Llama-3.1-8B-shaped model, and moves KV between two processes. benchmarks/README.md says
+what the rows mean. A short table comes last; the exit status is 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:
+    # Started as a file: its folder would hide packages of the same names.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks import gpu_bare
+from benchmarks.report import RESULTS
+
+_SECONDS, _QUICK_SECONDS = 280.0, 60.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """1 if anything failed."""
+    options = _options(arguments)
+    if options.device == "cpu":
+        # Triton looks at this once, when it is first imported.
+        os.environ["TRITON_INTERPRET"] = "1"
+    gpu_bare.install()
+    with tempfile.TemporaryDirectory(prefix="baton-gpu-") as folder:
+        # What is compiled or measured is new every time: a first start is one of the things to measure.
+        for name in ("BATON_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+            os.environ[name] = str(Path(folder) / name.lower())
+        # They import torch.
+        from benchmarks.gpu_plan import measured  # noqa: PLC0415
+        from benchmarks.gpu_table import report  # noqa: PLC0415
+
+        seconds = options.seconds or (_QUICK_SECONDS if options.quick else _SECONDS)
+        rows = measured(options.device, seconds, options.sections)
+    report(rows, options.json, options.results, seconds=seconds, quick=options.quick)
+    return int(any(row.has_failed for row in rows))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu interprets kernels")
+    parser.add_argument("--seconds", type=float, help="that all of it may take; what has no time is not run")
+    parser.add_argument("--quick", action="store_true", help="one minute instead")
+    parser.add_argument("--sections", nargs="+", default=[], help="these alone, by name")
+    parser.add_argument("--json", help="write the rows here")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated copy")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The sections of `benchmarks.gpu`, their order, and how they share the time."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from benchmarks import gpu_transfer
+from benchmarks.gpu_apart import rows_apart
+from benchmarks.gpu_checks import checks
+from benchmarks.gpu_compile import compilation
+from benchmarks.gpu_facts import facts
+from benchmarks.gpu_kernels import kernels, tuning
+from benchmarks.gpu_model import compiled, model
+from benchmarks.gpu_section import Budget, GpuRow, Section
+
+# Seconds in proportion: they are scaled to what there is. What one leaves goes to those behind it.
+SECTIONS = (
+    Section("facts", 10, facts),
+    Section("compile", 40, compilation),
+    Section("checks", 35, checks),
+    Section("tuning", 25, tuning),
+    Section("kernels", 40, kernels),
+    Section("model", 55, model),
+    Section("transfer", 60, gpu_transfer.run),
+    Section("compiled", 15, compiled, is_optional=True),
+)
+# Less is not worth a process.
+_LEAST_S = 1.0
+
+
+def measured(
+    device: str,
+    seconds: float,
+    names: Sequence[str] = (),
+    *,
+    sections: Sequence[Section] = SECTIONS,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[GpuRow]:
+    """The rows of the sections of such names, or of all. Raises ValueError for a name that there is not."""
+    if unknown := set(names) - {section.name for section in sections}:
+        raise ValueError(f"there is no section {min(unknown)}")
+    if device == "cpu":
+        # An interpreted kernel's operators are too small to share.
+        torch.set_num_threads(1)
+    chosen = [section for section in sections if not names or section.name in names]
+    scale, end = seconds / sum(section.seconds for section in chosen), clock()
+    rows: list[GpuRow] = []
+    for section in chosen:
+        end += scale * section.seconds
+        budget = Budget(end, clock)
+        if not budget.has(_LEAST_S):
+            rows.append(GpuRow.not_run(section.name))
+            continue
+        began = clock()
+        print(f"{section.name}: {budget.left:.0f} s", file=sys.stderr, flush=True)
+        for row in rows_apart(section, torch.device(device), budget):
+            rows.append(row)
+            if row.trouble:
+                print(f"{section.name}: {row.metric}: {row.trouble}", file=sys.stderr, flush=True)
+        rows.append(GpuRow(metric=f"section {section.name}", unit="s", ours=clock() - began, runs=1))
+    return rows

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from benchmarks import gpu_transfer_child
+from benchmarks.gpu_section import Budget, GpuRow
+from benchmarks.gpu_transfer import CPU, run
+from benchmarks.gpu_transfer_child import Child
+from benchmarks.gpu_transfer_model import SIZES
+
+torch.set_num_threads(1)
+
+DEVICE = torch.device("cpu")
+
+
+def rows_of(seconds: float) -> dict[str, GpuRow]:
+    return {row.metric: row for row in run(DEVICE, Budget.of(seconds))}
+
+
+def test_two_processes_answer_as_one_and_survive_each_other() -> None:
+    rows = rows_of(150.0)
+
+    assert [row for row in rows.values() if row.trouble] == []
+    # Whether what went over decodes to the tokens of a model that computed all by itself.
+    assert rows["KV transfer, same tokens"].ours == len(CPU.exact_prompts) == 2
+    # Whether the other one has given everything back, and a new one has taken its place.
+    assert rows["prefill process killed in mid-transfer"].ours == 1
+    assert rows["prefill process killed in mid-transfer"].also["frames stored"] >= CPU.held_after
+    assert rows["decode process killed in mid-transfer"].ours == 1
+    ((length, frame_bytes),) = CPU.fast_prompts
+    name = f"KV of {length} tokens, {frame_bytes >> 10} KiB frames"
+    sent = rows[f"{name}: first to commit"]
+    size = SIZES["interpreted"]
+    # Whole blocks of keys and values in float32.
+    block_bytes = 2 * 4 * size.block_size * size.config.num_layers * size.config.head_dim
+    assert sent.also["MB"] == pytest.approx(-(-length // size.block_size) * block_bytes / 1e6)
+    # The last chunk lies in the stage, the one before it in the cache alone.
+    assert sent.also["staged frames"] > 0
+    assert sent.also["cache frames"] > 0
+    assert 0 <= (rows[f"{name}: hidden"].ours or 0) <= 1
+    assert rows[f"{name}: tokens as computed alone"].ours == 1
+    assert rows[f"{name}: prefill"].peer is not None
+    assert "KV frames, digest: xxh3, 64 bits" in rows
+
+
+def test_without_time_every_part_says_so() -> None:
+    assert [row.trouble for row in rows_of(0.0).values()] == ["not run: no time left"] * 4
+
+
+def test_a_process_that_does_nothing_costs_its_deadline_and_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu_transfer_child, "_END_S", 0.1)
+    child = Child("decode", DEVICE)
+    os.kill(child.pid, signal.SIGSTOP)
+
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="decode did not answer"):
+        child.ask("digest", 0.1)
+    child.close()
+
+    assert time.monotonic() - began < 10
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
