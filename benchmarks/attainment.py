@@ -1,7 +1,6 @@
 """What became of requests, and whether that was good enough.
 
-Arithmetic only: it knows neither clocks nor clusters. All latencies count from the moment a request was
-due, not from when it was sent, so that a client that falls behind hides no queue (coordinated omission).
+Arithmetic only: it knows neither clocks nor clusters.
 """
 
 from __future__ import annotations
@@ -10,49 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from benchmarks.report import percentile
+from baton.bench.outcome import Outcome
+from baton.bench.percentiles import percentile
 
 ATTAINMENT = 0.9
 # Prompt lengths are reported in these classes: upper ends, in tokens, inclusive.
 CLASSES = {"short": 127, "medium": 512}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One request.
-
-    token_s: when each of its tokens arrived, in seconds after it was due.
-    late_s: how long after that it was sent.
-    failure: why it was not answered completely; "" if it was.
-    """
-
-    num_prompt_tokens: int
-    max_tokens: int
-    token_s: tuple[float, ...] = ()
-    late_s: float = 0.0
-    failure: str = ""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all its tokens arrived."""
-        return not self.failure and len(self.token_s) == self.max_tokens
-
-    @property
-    def ttft_s(self) -> float:
-        """Until the first token; infinite without one."""
-        return self.token_s[0] if self.token_s else math.inf
-
-    @property
-    def gaps_s(self) -> list[float]:
-        """Between one token and the next; tokens of one message have gaps of 0."""
-        return [later - earlier for earlier, later in pairwise(self.token_s)]
-
-    @property
-    def mean_itl_s(self) -> float:
-        """Mean of the gaps; 0 where there is none."""
-        return (self.token_s[-1] - self.token_s[0]) / (len(self.token_s) - 1) if self.token_s[1:] else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,19 +15,20 @@ from pathlib import Path
 
 import torch
 
-from baton.cluster.config import DEFAULT_MODEL, usable_cores
+from baton.bench.arrivals import DEFAULT_CV
+from baton.bench.target import Bounds
+from baton.bench.trace_file import read_trace
+from baton.cluster.config import usable_cores
+from baton.cluster.defaults import DEFAULT_MODEL
 from baton.errors import ModelError
 from baton.models import ModelDir
 from benchmarks import goodput_plot, goodput_rows, goodput_sweep, headline
-from benchmarks.arrivals import DEFAULT_CV
 from benchmarks.attainment import Objectives
 from benchmarks.goodput_sides import DISAGGREGATED, control_sides, product_sides
 from benchmarks.goodput_sweep import Sweep, SweepPlan
 from benchmarks.headline import NUM_CALIBRATION, QUICK_CALIBRATION, Headline
-from benchmarks.open_loop import Bounds
 from benchmarks.rate_search import ladder
 from benchmarks.report import RESULTS, publish
-from benchmarks.trace_file import read_trace
 from benchmarks.workload import MIXES, Workload
 
 # The middle rate of each mix, requests/s: near what two cores of today can do.

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from baton import AsyncClient
+from baton import AsyncClient, Retry
+from baton.bench.grpc_door import ClusterTarget
+from baton.bench.open_loop import offer
+from baton.bench.outcome import Planned
+from baton.bench.target import Bounds, Target
 from baton.cluster.config import ClusterConfig
 from baton.cluster.local_cluster import LocalCluster
-from benchmarks.open_loop import Bounds, ClusterTarget, Target, offer
-from benchmarks.workload import Planned, Workload
+from benchmarks.workload import Workload
 
 DISAGGREGATED = "disaggregated"
 COLOCATED = "colocated"
@@ -120,7 +123,7 @@ async def running(side: Side, model: str, folder: Path, workload: Workload) -> A
     config_file = str(side.config_file(place)) if side.tables else ""
     async with (
         await LocalCluster.start(config, config_file=config_file) as cluster,
-        await AsyncClient.connect(cluster.address) as client,
+        await AsyncClient.connect(cluster.address, retry=Retry(max_attempts=1)) as client,
     ):
         target = ClusterTarget(client)
         await warm_up(target, workload)

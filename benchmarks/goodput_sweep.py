@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from baton.bench.open_loop import offer
+from baton.bench.target import Bounds, Target
 from benchmarks.attainment import Objectives, Window
 from benchmarks.goodput_sides import Side, running
-from benchmarks.open_loop import Bounds, Target, offer
 from benchmarks.rate_search import RateSearch
 from benchmarks.workload import Workload
 

@@ -21,7 +21,7 @@ if not __package__:
     # Started as a file: its folder would hide packages of the same names.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import gpu_bare
+from benchmarks.on_gpu import bare
 from benchmarks.report import RESULTS
 
 _SECONDS, _QUICK_SECONDS = 280.0, 60.0
@@ -33,14 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cpu":
         # Triton looks at this once, when it is first imported.
         os.environ["TRITON_INTERPRET"] = "1"
-    gpu_bare.install()
+    bare.install()
     with tempfile.TemporaryDirectory(prefix="baton-gpu-") as folder:
         # What is compiled or measured is new every time: a first start is one of the things to measure.
         for name in ("BATON_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
             os.environ[name] = str(Path(folder) / name.lower())
         # They import torch.
-        from benchmarks.gpu_plan import measured  # noqa: PLC0415
-        from benchmarks.gpu_table import report  # noqa: PLC0415
+        from benchmarks.on_gpu.plan import measured  # noqa: PLC0415
+        from benchmarks.on_gpu.table import report  # noqa: PLC0415
 
         seconds = options.seconds or (_QUICK_SECONDS if options.quick else _SECONDS)
         rows = measured(options.device, seconds, options.sections)

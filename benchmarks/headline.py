@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from benchmarks.attainment import Objectives, Outcome, Window
+from baton.bench.open_loop import offer
+from baton.bench.outcome import Outcome
+from baton.bench.percentiles import percentile
+from baton.bench.target import Bounds, Target
+from benchmarks.attainment import Objectives, Window
 from benchmarks.goodput_sides import DISAGGREGATED, Side, running
 from benchmarks.goodput_sweep import SHORTEST_WINDOW_S
-from benchmarks.open_loop import Bounds, Target, offer
 from benchmarks.padded_process import PaddedProcess
-from benchmarks.report import Row, percentile
+from benchmarks.report import Row
 from benchmarks.workload import Workload
 
 OURS = "bucketed and packed"

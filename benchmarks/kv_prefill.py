@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from baton.cluster.config import DEFAULT_MODEL
+from baton.cluster.defaults import DEFAULT_MODEL
 from baton.errors import ModelError
 from baton.models import ModelDir
 from baton.sampling import SamplingParams
@@ -33,6 +33,7 @@ from engine.request import Request
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.step_loop import StepLoop
+from engine.stored import DONE, Stored
 from engine.thread import EngineThread
 from kvtransfer.contract import Committed, TransferTarget
 from kvtransfer.sender import KvSource, Transfer, TransferOutcome
@@ -189,7 +190,7 @@ class _Prompt:
         self._num_tokens = request.num_tokens
         self._side, self._target = side, target
         self._open: Transfer | None = None
-        self._stored: tuple[int, torch.cuda.Event | None] = (0, None)
+        self._stored: tuple[int, Stored] = (0, DONE)
 
     def on_step(self, events: list[Event]) -> None:
         """A step has ended."""
@@ -201,7 +202,7 @@ class _Prompt:
             if self._open is not None:
                 self._open.blocks_ready(self.request.num_computed_tokens)
 
-    def on_layers(self, num_layers: int, stored: torch.cuda.Event | None) -> None:
+    def on_layers(self, num_layers: int, stored: Stored) -> None:
         """Layers of the last chunk are stored."""
         self._begin()
         self._stored = (num_layers, stored)

@@ -19,17 +19,19 @@ from statistics import median
 
 import torch
 
-from baton import AsyncClient
+from baton import AsyncClient, Retry
+from baton.bench.open_loop import offer
+from baton.bench.outcome import Planned
+from baton.bench.target import Bounds
 from baton.cluster.config import ClusterConfig
 from baton.cluster.local_cluster import LocalCluster
 from baton.errors import Cancelled, InternalError
 from baton.generation import Generation
 from benchmarks.attainment import Objectives, Window
 from benchmarks.chaos.plan import REAL_MODEL, TINY_CACHE_BYTES
-from benchmarks.open_loop import Bounds, offer
 from benchmarks.report import RESULTS, Row, publish
 from benchmarks.tiny_llama import write_tiny_model
-from benchmarks.workload import MIXES, Planned, Workload
+from benchmarks.workload import MIXES, Workload
 
 OVERLOAD = 3.0
 MIN_SHARE = 0.9
@@ -162,7 +164,7 @@ async def run(scratch: Path, arguments: argparse.Namespace) -> list[Row]:
     objectives = Objectives()
     async with (
         await LocalCluster.start(config, report=print) as cluster,
-        await AsyncClient.connect(cluster.address) as client,
+        await AsyncClient.connect(cluster.address, retry=Retry(max_attempts=1)) as client,
     ):
         vocab_size = 259 if is_tiny else 1000
         overload = Overload(

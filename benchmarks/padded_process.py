@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Self
 
+from baton.bench.outcome import Planned
 from baton.errors import Unavailable
-from benchmarks.workload import Planned
 
 _START_S = 60.0
 _END_S = 5.0

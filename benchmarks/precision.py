@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from baton.cluster.config import DEFAULT_MODEL
+from baton.cluster.defaults import DEFAULT_MODEL
 from baton.models import ModelDir
 from benchmarks.precision_run import Computed, Precision, compute
 from benchmarks.report import RESULTS, Row, publish

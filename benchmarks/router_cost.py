@@ -10,7 +10,8 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from benchmarks.report import Row, percentile
+from baton.bench.percentiles import percentile
+from benchmarks.report import Row
 from benchmarks.router_load import LoadProcess, LoadResult, LoadSpec
 from benchmarks.router_rig import Cluster, spending
 from benchmarks.sim_costs import SimCosts

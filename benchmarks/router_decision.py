@@ -18,11 +18,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from baton.bench.percentiles import percentile
 from baton.identity import Identity
 from baton.ports import WorkerInfo
 from baton.v1 import common_pb2
 from benchmarks.memory_session import MemoryDialer, Serve
-from benchmarks.report import Row, percentile
+from benchmarks.report import Row
 from benchmarks.sim_costs import SimSizes
 from benchmarks.sim_decode import SimDecode
 from benchmarks.sim_prefill import SimPrefill

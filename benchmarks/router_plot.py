@@ -12,7 +12,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from benchmarks.report import percentile
+from baton.bench.percentiles import percentile
 from benchmarks.router_cost import BUSY, LATENCY_MS, REQUEST_US, Scale
 from benchmarks.router_decision import DECISION_US, Decisions
 

@@ -133,6 +133,7 @@ class Rig:
             "model": str(self.model.path),
             "namespace": namespace,
             "port": "0",
+            "http_port": "0",
             "admin_port": "0",
             "drain_s": "1",
             "log_level": "warning",

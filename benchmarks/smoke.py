@@ -15,8 +15,9 @@ import time
 from dataclasses import dataclass, field
 
 from baton import AsyncClient
-from baton.client import DEFAULT_TARGET
-from benchmarks.report import Row, percentile, publish
+from baton.bench.percentiles import percentile
+from baton.cluster.defaults import DEFAULT_ADDRESS
+from benchmarks.report import Row, publish
 
 SHORT_TOKENS = 64
 LONG_TOKENS = 1024
@@ -110,7 +111,7 @@ async def run(address: str, num_requests: int, seed: int, json_path: str | None)
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--address", default=DEFAULT_TARGET, help="a router's public gRPC address")
+    parser.add_argument("--address", default=DEFAULT_ADDRESS, help="a router's public gRPC address")
     parser.add_argument("--requests", type=int, default=8, help="requests of the first load")
     parser.add_argument("--seed", type=int, default=0, help="seed of the prompts")
     parser.add_argument("--json", help="write the rows here")

@@ -10,20 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from benchmarks.arrivals import bursty_gaps, poisson_gaps, trace_gaps, window
-from benchmarks.trace_file import TraceEntry
+from baton.bench.arrivals import bursty_gaps, poisson_gaps, trace_gaps, window
+from baton.bench.outcome import Planned
+from baton.bench.trace_file import TraceEntry
 
 # Ids below are control tokens in many vocabularies.
 FIRST_TOKEN_ID = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """One request. at_s: when it is due, in seconds from the start of the window."""
-
-    at_s: float
-    token_ids: tuple[int, ...]
-    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ STEPS = (
     Step(num_sequences=8, new_tokens=128, context=128),
     *(Step(num_sequences=count, new_tokens=1, context=1024) for count in (1, 8, 32, 64)),
     *(Step(num_sequences=count, new_tokens=1, context=8192) for count in (1, 8)),
+    # The last chunk of a prompt that has a few tokens more than whole chunks.
+    Step(num_sequences=1, new_tokens=8, context=1024),
 )
 
 

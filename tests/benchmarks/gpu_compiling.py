@@ -1,4 +1,4 @@
-"""What a test of `benchmarks.gpu_compile` runs in a process of its own, where Triton is not interpreted.
+"""What a test of `benchmarks.on_gpu.compile` runs in a process of its own, where Triton is not interpreted.
 
 Compiles calls for a GPU that is not there, then has Triton's dispatcher compile them as it would at their
 first launch. Prints as JSON how many programs the cache on disk had before and after that, and how many calls
@@ -16,8 +16,8 @@ from pathlib import Path
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from benchmarks.gpu_checks import all_cases
-from benchmarks.gpu_compile import Work, all_work, unique
+from benchmarks.on_gpu.checks import all_cases
+from benchmarks.on_gpu.compile import Work, all_work, unique
 
 TARGET = GPUTarget("cuda", 90, 32)
 KERNELS = ("add_rms_norm", "rope_store_kv", "paged_attention")

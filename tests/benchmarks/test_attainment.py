@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from benchmarks.attainment import Objectives, Outcome, Window, goodput, pooled
+from baton.bench.outcome import Outcome
+from benchmarks.attainment import Objectives, Window, goodput, pooled
 
 RULE = Objectives(ttft_base_s=0.5, ttft_per_token_s=0.003, mean_itl_s=0.150)
 

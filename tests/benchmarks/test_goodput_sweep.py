@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from baton.bench.outcome import Outcome, Planned
+from baton.bench.target import Bounds
 from benchmarks import goodput_sweep
-from benchmarks.attainment import Objectives, Outcome
+from benchmarks.attainment import Objectives
 from benchmarks.goodput_rows import facts, rows
 from benchmarks.goodput_sides import Side, control_sides, product_sides
 from benchmarks.goodput_sweep import Sweep, SweepPlan, best_controls, window_s
-from benchmarks.open_loop import Bounds
-from benchmarks.workload import MIXES, Planned, Workload
+from benchmarks.workload import MIXES, Workload
 
 OURS = product_sides()[0]
 CONTROLS = [side for side in control_sides(2000) if "2 x 1" in side.name]

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu_apart import rows_apart
-from benchmarks.gpu_formulas import decode_bytes, prefill_flops
-from benchmarks.gpu_plan import SECTIONS, measured
-from benchmarks.gpu_section import Budget, GpuRow, Section
-from benchmarks.gpu_table import MAX_COLUMNS, MAX_LINES, table
-from benchmarks.gpu_transfer_model import SIZES
+from benchmarks.on_gpu.apart import rows_apart
+from benchmarks.on_gpu.formulas import decode_bytes, prefill_flops
+from benchmarks.on_gpu.plan import SECTIONS, measured
+from benchmarks.on_gpu.section import Budget, GpuRow, Section
+from benchmarks.on_gpu.table import MAX_COLUMNS, MAX_LINES, table
+from benchmarks.on_gpu.transfer_model import SIZES
 from benchmarks.report import hardware
 from engine.kernels.model_launches import Step
 

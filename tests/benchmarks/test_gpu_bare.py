@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.gpu_bare import Digest
+from benchmarks.on_gpu.bare import Digest
 
 ROOT = Path(__file__).parents[2]
 # Without whatever the project depends on, but for three packages and what these need.
@@ -22,13 +22,13 @@ MISSING -= {"baton", "engine", "kvtransfer", "prefill_worker", "decode_worker", 
 
 sys.modules.update(dict.fromkeys(MISSING))
 
-from benchmarks import gpu_bare
-stood_in = gpu_bare.install()
+from benchmarks.on_gpu import bare
+stood_in = bare.install()
 for role in ("prefill", "decode"):
-    importlib.import_module(f"benchmarks.gpu_transfer_{role}")
+    importlib.import_module(f"benchmarks.on_gpu.transfer_{role}")
 for name in ("engine.model.pass_choice", "engine.kernels.model_tuning"):
     importlib.import_module(name)
-json.dump([sorted(MISSING), stood_in, gpu_bare.install(), gpu_bare.digest_name()], sys.stdout)
+json.dump([sorted(MISSING), stood_in, bare.install(), bare.digest_name()], sys.stdout)
 """
 
 

@@ -7,11 +7,11 @@ import time
 import pytest
 import torch
 
-from benchmarks import gpu_transfer_child
-from benchmarks.gpu_section import Budget, GpuRow
-from benchmarks.gpu_transfer import CPU, run
-from benchmarks.gpu_transfer_child import Child
-from benchmarks.gpu_transfer_model import SIZES
+from benchmarks.on_gpu import transfer_child
+from benchmarks.on_gpu.section import Budget, GpuRow
+from benchmarks.on_gpu.transfer import CPU, run
+from benchmarks.on_gpu.transfer_child import Child
+from benchmarks.on_gpu.transfer_model import SIZES
 
 torch.set_num_threads(1)
 
@@ -55,7 +55,7 @@ def test_without_time_every_part_says_so() -> None:
 def test_a_process_that_does_nothing_costs_its_deadline_and_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gpu_transfer_child, "_END_S", 0.1)
+    monkeypatch.setattr(transfer_child, "_END_S", 0.1)
     child = Child("decode", DEVICE)
     os.kill(child.pid, signal.SIGSTOP)
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 import pytest
 
 from baton.errors import IncompatiblePeer, PeerLost
-from benchmarks.gpu_transfer_server import SocketServer
-from benchmarks.gpu_transfer_socket import SocketTransport
+from benchmarks.on_gpu.transfer_server import SocketServer
+from benchmarks.on_gpu.transfer_socket import SocketTransport
 from kvtransfer.contract import Committed, Gone, GoneReason, Peer
 from kvtransfer.lease_table import Lease
 from kvtransfer.outgoing import HostReader

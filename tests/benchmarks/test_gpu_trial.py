@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.gpu_checks import Tally, all_cases
-from benchmarks.gpu_trial import GUARD, Guarded, Trial, TrialCase, compare, config_choices, poison
+from benchmarks.on_gpu.checks import Tally, all_cases
+from benchmarks.on_gpu.trial import GUARD, Guarded, Trial, TrialCase, compare, config_choices, poison
 from engine.kernels.add_rms_norm import KERNEL, add_rms_norm_launch
 from engine.kernels.choices import Choices
 

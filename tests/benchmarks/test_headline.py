@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attainment import Objectives, Outcome, Window
+from baton.bench.outcome import Outcome
+from benchmarks.attainment import Objectives, Window
 from benchmarks.headline import NAIVE, OURS, Headline, latencies_s, window_s
 from benchmarks.workload import MIXES, Workload
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.trace_file import TraceEntry
+from baton.bench.trace_file import TraceEntry
 from benchmarks.workload import MIXES, Workload
 
 MIXED = Workload(mix=MIXES["70/30"], vocab_size=5000)

@@ -19,9 +19,9 @@ from statistics import median
 
 import torch
 
-from benchmarks.gpu_section import Budget, GpuRow
-from benchmarks.gpu_transfer_child import ChildError
-from benchmarks.gpu_transfer_pair import Load, Moved, Pair, Prompt
+from benchmarks.on_gpu.section import Budget, GpuRow
+from benchmarks.on_gpu.transfer_child import ChildError
+from benchmarks.on_gpu.transfer_pair import Load, Moved, Pair, Prompt
 
 # Of values of about 1 in float32, computed twice.
 _KV_TOLERANCE = 1e-4

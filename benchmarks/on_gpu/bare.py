@@ -4,8 +4,8 @@ Owns stand-ins for the two other packages that they import: structlog, for their
 digests of frames. A package that is installed is used as it is. To be called before anything of Baton's is
 imported, in every process:
 
-    from benchmarks import gpu_bare
-    gpu_bare.install()
+    from benchmarks.on_gpu import bare
+    bare.install()
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu_section import Budget
-from benchmarks.gpu_transfer_child import Child
+from benchmarks.on_gpu.section import Budget
+from benchmarks.on_gpu.transfer_child import Child
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ _ASK_S = 60.0
 class Load:
     """What the two processes hold.
 
-    size: of benchmarks.gpu_transfer_model.SIZES.  num_tokens: of each cache.  chunk_tokens: of a prompt.
+    size: of benchmarks.on_gpu.transfer_model.SIZES.  num_tokens: of each cache.  chunk_tokens: of a prompt.
     frame_bytes: most of one frame, ever.  stall_s: that one step of a transfer may take.
     """
 

@@ -1,6 +1,6 @@
 """The prefill side of the transfer benchmark: computes prompts, and sends their KV.
 
-A role of benchmarks/gpu_transfer_child.py. Owns the engine, its blocks and the sender.
+A role of benchmarks/on_gpu/transfer_child.py. Owns the engine, its blocks and the sender.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from baton.limits import blocks_needed
-from benchmarks.gpu_transfer_model import SIZES, make_runner
-from benchmarks.gpu_transfer_socket import SocketTransport
-from benchmarks.gpu_transfer_steps import Greedy, random_prompt
-from benchmarks.gpu_transfer_stream import device_reader
+from benchmarks.on_gpu.transfer_model import SIZES, make_runner
+from benchmarks.on_gpu.transfer_socket import SocketTransport
+from benchmarks.on_gpu.transfer_steps import Greedy, random_prompt
+from benchmarks.on_gpu.transfer_stream import device_reader
 from engine.block_pool import BlockPool
 from engine.runner import ModelRunner
 from engine.thread import EngineThread

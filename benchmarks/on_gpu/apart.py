@@ -19,7 +19,7 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
-from benchmarks.gpu_section import Budget, GpuRow, Section
+from benchmarks.on_gpu.section import Budget, GpuRow, Section
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""The receiving end of benchmarks/gpu_transfer_socket.py: a socket in front of a KvReceiver.
+"""The receiving end of benchmarks/on_gpu/transfer_socket.py: a socket in front of a KvReceiver.
 
 Owns the socket, its connections, and what has arrived. Who may write is the receiver's decision; what becomes
 of a lease whose write ended is its listener's.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import IncompatiblePeer
-from benchmarks.gpu_transfer_wire import Kind, Wire, answer_json, ticket_of, token_of
+from benchmarks.on_gpu.transfer_wire import Kind, Wire, answer_json, ticket_of, token_of
 from kvtransfer.contract import Answer, KvFormat, Resend, Ticket
 from kvtransfer.receiver import IncomingWrite, KvReceiver
 

@@ -19,10 +19,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from benchmarks.gpu_checks import all_cases
-from benchmarks.gpu_section import Budget, GpuRow
-from benchmarks.gpu_shapes import LLAMA_8B, STEPS
-from benchmarks.gpu_transfer_model import ModelSize
+from benchmarks.on_gpu.checks import all_cases
+from benchmarks.on_gpu.section import Budget, GpuRow
+from benchmarks.on_gpu.shapes import LLAMA_8B, STEPS
+from benchmarks.on_gpu.transfer_model import ModelSize
 from engine.kernels.kernel import Config, Launch
 from engine.kernels.model_launches import Step, model_launches
 from engine.kernels.model_tuning import STEPS as TUNING_STEPS

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks import gpu_bare
-from benchmarks.gpu_section import Budget, GpuRow
-from benchmarks.gpu_timer import data_sheet, device_name, measured_gpu
+from benchmarks.on_gpu import bare
+from benchmarks.on_gpu.section import Budget, GpuRow
+from benchmarks.on_gpu.timer import data_sheet, device_name, measured_gpu
 from engine.kernels.environment import Environment
 
 DEVICE = "device"
@@ -24,7 +24,7 @@ def facts(device: torch.device, _budget: Budget) -> Iterator[GpuRow]:
     yield _note("torch", environment.torch_version)
     yield _note("triton", environment.triton_version)
     yield _note("python", platform.python_version())
-    yield _note("digests of frames", gpu_bare.digest_name())
+    yield _note("digests of frames", bare.digest_name())
     yield _figure("CPU cores", float(os.cpu_count() or 0), "")
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks import gpu_transfer
-from benchmarks.gpu_apart import rows_apart
-from benchmarks.gpu_checks import checks
-from benchmarks.gpu_compile import compilation
-from benchmarks.gpu_facts import facts
-from benchmarks.gpu_kernels import kernels, tuning
-from benchmarks.gpu_model import compiled, model
-from benchmarks.gpu_section import Budget, GpuRow, Section
+from benchmarks.on_gpu import transfer
+from benchmarks.on_gpu.apart import rows_apart
+from benchmarks.on_gpu.checks import checks
+from benchmarks.on_gpu.compile import compilation
+from benchmarks.on_gpu.facts import facts
+from benchmarks.on_gpu.kernels import kernels, tuning
+from benchmarks.on_gpu.model import compiled, model
+from benchmarks.on_gpu.section import Budget, GpuRow, Section
 
 # Seconds in proportion: they are scaled to what there is. What one leaves goes to those behind it.
 SECTIONS = (
@@ -25,7 +25,7 @@ SECTIONS = (
     Section("tuning", 25, tuning),
     Section("kernels", 40, kernels),
     Section("model", 55, model),
-    Section("transfer", 60, gpu_transfer.run),
+    Section("transfer", 60, transfer.run),
     Section("compiled", 15, compiled, is_optional=True),
 )
 # Less is not worth a process.

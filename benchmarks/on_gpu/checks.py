@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from benchmarks.gpu_section import Budget, GpuRow
-from benchmarks.gpu_timer import synchronize
-from benchmarks.gpu_trial import TrialCase, config_choices
-from benchmarks.gpu_trials_attention import attention_cases
-from benchmarks.gpu_trials_kv import kv_cases
-from benchmarks.gpu_trials_layer import layer_cases
+from benchmarks.on_gpu.section import Budget, GpuRow
+from benchmarks.on_gpu.timer import synchronize
+from benchmarks.on_gpu.trial import TrialCase, config_choices
+from benchmarks.on_gpu.trials_attention import attention_cases
+from benchmarks.on_gpu.trials_kv import kv_cases
+from benchmarks.on_gpu.trials_layer import layer_cases
 
 _SEED = 3
 

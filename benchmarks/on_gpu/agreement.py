@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from benchmarks.gpu_batches import uniform_batch
-from benchmarks.gpu_section import GpuRow
-from benchmarks.gpu_transfer_model import ModelSize, make_runner
+from benchmarks.on_gpu.batches import uniform_batch
+from benchmarks.on_gpu.section import GpuRow
+from benchmarks.on_gpu.transfer_model import ModelSize, make_runner
 from engine.batch import Int64Array
 from engine.kernels.choices import Choices
 from engine.kernels.model_launches import Step

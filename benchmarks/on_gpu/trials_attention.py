@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.gpu_trial import Guarded, Trial, TrialCase, normal, poison
+from benchmarks.on_gpu.trial import Guarded, Trial, TrialCase, normal, poison
 from engine.batch import Int32Array, Int64Array
 from engine.kernels.choices import Choices
 from engine.kernels.paged_attention import paged_attention, paged_attention_reference

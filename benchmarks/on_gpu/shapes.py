@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.gpu_transfer_model import SIZES, ModelSize
+from benchmarks.on_gpu.transfer_model import SIZES, ModelSize
 from engine.kernels.model_launches import Step
 
 LLAMA_8B = SIZES["llama-8b"]

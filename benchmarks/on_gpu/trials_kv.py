@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu_trial import Trial, TrialCase, normal, poison
+from benchmarks.on_gpu.trial import Trial, TrialCase, normal, poison
 from engine.kernels.block_copy import (
     gather_blocks_launch,
     gather_blocks_reference,

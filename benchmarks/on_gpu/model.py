@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from benchmarks.gpu_agreement import agreement
-from benchmarks.gpu_batches import uniform_batch
-from benchmarks.gpu_formulas import decode_bytes, prefill_flops
-from benchmarks.gpu_kernels import tuned
-from benchmarks.gpu_section import Budget, GpuRow
-from benchmarks.gpu_shapes import model_size, model_steps, step_name
-from benchmarks.gpu_timer import (
+from benchmarks.on_gpu.agreement import agreement
+from benchmarks.on_gpu.batches import uniform_batch
+from benchmarks.on_gpu.formulas import decode_bytes, prefill_flops
+from benchmarks.on_gpu.kernels import tuned
+from benchmarks.on_gpu.section import Budget, GpuRow
+from benchmarks.on_gpu.shapes import model_size, model_steps, step_name
+from benchmarks.on_gpu.timer import (
     call_seconds,
     data_sheet,
     device_name,
@@ -25,7 +25,7 @@ from benchmarks.gpu_timer import (
     measured_gpu,
     wall_seconds,
 )
-from benchmarks.gpu_transfer_model import ModelSize, make_runner
+from benchmarks.on_gpu.transfer_model import ModelSize, make_runner
 from engine.batch import ForwardBatch
 from engine.kernels.choices import Choices
 from engine.kernels.cost import Gpu

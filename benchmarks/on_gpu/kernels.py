@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_peers import COMPILED, peers_of
-from benchmarks.gpu_section import Budget, GpuRow
-from benchmarks.gpu_shapes import kernel_steps, model_size, step_name
-from benchmarks.gpu_timer import call_seconds, measured_gpu
-from benchmarks.gpu_transfer_model import ModelSize
+from benchmarks.on_gpu.peers import COMPILED, peers_of
+from benchmarks.on_gpu.section import Budget, GpuRow
+from benchmarks.on_gpu.shapes import kernel_steps, model_size, step_name
+from benchmarks.on_gpu.timer import call_seconds, measured_gpu
+from benchmarks.on_gpu.transfer_model import ModelSize
 from engine.kernels.choices import Choices
 from engine.kernels.cost import Cost, Gpu, block_copy, rope_store_kv, step_costs
 from engine.kernels.kernel import Launch

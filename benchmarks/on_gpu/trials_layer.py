@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from benchmarks.gpu_trial import Guarded, Trial, TrialCase, normal, poison
+from benchmarks.on_gpu.trial import Guarded, Trial, TrialCase, normal, poison
 from engine.kernels.add_rms_norm import add_rms_norm_launch, add_rms_norm_reference
 from engine.kernels.choices import Choices
 from engine.kernels.embed_rms_norm_qkv import embed_rms_norm_qkv_launch

@@ -1,7 +1,7 @@
 """The decode side of the transfer benchmark: takes KV into leased blocks, and goes on from there.
 
-A role of benchmarks/gpu_transfer_child.py. Owns the engine, its blocks and leases, and the receiver. It also
-does what a router would: it grants leases, and takes one back when its write ended before the commit.
+A role of benchmarks/on_gpu/transfer_child.py. Owns the engine, its blocks and leases, and the receiver. It
+also does what a router would: it grants leases, and takes one back when its write ended before the commit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from baton.limits import blocks_needed
-from benchmarks.gpu_bare import digest_name
-from benchmarks.gpu_transfer_model import SIZES, make_runner
-from benchmarks.gpu_transfer_server import SocketServer
-from benchmarks.gpu_transfer_steps import Greedy, random_prompt
-from benchmarks.gpu_transfer_stream import device_writer
+from benchmarks.on_gpu.bare import digest_name
+from benchmarks.on_gpu.transfer_model import SIZES, make_runner
+from benchmarks.on_gpu.transfer_server import SocketServer
+from benchmarks.on_gpu.transfer_steps import Greedy, random_prompt
+from benchmarks.on_gpu.transfer_stream import device_writer
 from engine.block_pool import BlockPool
 from engine.runner import ModelRunner
 from engine.thread import EngineThread

@@ -1,6 +1,6 @@
 """A KvTransport over a Unix-domain socket, for a benchmark of two processes with no package but torch.
 
-Owns a write's connection at the sender. Messages are benchmarks/gpu_transfer_wire.py's.
+Owns a write's connection at the sender. Messages are benchmarks/on_gpu/transfer_wire.py's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from baton.errors import IncompatiblePeer, PeerLost
-from benchmarks.gpu_transfer_wire import Kind, Wire, answer_of, ticket_json
+from benchmarks.on_gpu.transfer_wire import Kind, Wire, answer_of, ticket_json
 from kvtransfer.contract import (
     Answer,
     AnsweredEarly,

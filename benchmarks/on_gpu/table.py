@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.gpu_facts import DEVICE
-from benchmarks.gpu_section import GpuRow
+from benchmarks.on_gpu.facts import DEVICE
+from benchmarks.on_gpu.section import GpuRow
 from benchmarks.report import publish
 
 MAX_LINES, MAX_COLUMNS = 40, 100

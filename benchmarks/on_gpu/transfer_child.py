@@ -5,8 +5,8 @@
             --> {"error": class, "words": ..., "at": time.monotonic()}
 
 The child runs one command after the other on an event loop, and ends with its input. What anything in it
-prints goes to standard error. `python -m benchmarks.gpu_transfer_child ROLE` is the child; a role is a module
-benchmarks.gpu_transfer_ROLE with a class Role.
+prints goes to standard error. `python -m benchmarks.on_gpu.transfer_child ROLE` is the child; a role is a
+module benchmarks.on_gpu.transfer_ROLE with a class Role.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baton.errors import BatonError
-from benchmarks import gpu_bare
+from benchmarks.on_gpu import bare
 
 if TYPE_CHECKING:
     import torch
 
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[2]
 _MAX_LINE_BYTES = 1 << 24
 _END_S = 5.0
 
@@ -53,7 +53,7 @@ class Child:
         if device.type == "cpu":
             environment["TRITON_INTERPRET"] = "1"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gpu_transfer_child", role],
+            [sys.executable, "-m", "benchmarks.on_gpu.transfer_child", role],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -149,8 +149,8 @@ def main() -> None:
     """The child."""
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    gpu_bare.install()
-    role = importlib.import_module(f"benchmarks.gpu_transfer_{sys.argv[1]}")
+    bare.install()
+    role = importlib.import_module(f"benchmarks.on_gpu.transfer_{sys.argv[1]}")
     asyncio.run(_obey(role.Role(), answers))
 
 
