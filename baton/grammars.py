@@ -45,7 +45,7 @@ _STEP_FUEL = 200_000
 # Of 1 to 2 kB each, kept as long as the compiled grammar is.
 _MAX_LEXER_STATES = 20_000
 _MAX_GRAMMAR_SYMBOLS = 200_000
-_JSON_OPTIONS: JsonCompileOptions = {
+JSON_OPTIONS: JsonCompileOptions = {
     "item_separator": ",",
     "key_separator": ":",
     "whitespace_pattern": r"[ ]|\r?\n[ \t]{0,64}",
@@ -197,7 +197,7 @@ class GrammarCompiler:
         return compiled
 
     def _from_schema(self, source: str) -> CompiledGrammar:
-        text = self._llguidance.LLMatcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS)
+        text = self._llguidance.LLMatcher.grammar_from_json_schema(source, overrides=JSON_OPTIONS)
         return CompiledGrammar(self, text)
 
     def _compile_regex(self, grammar: Grammar) -> CompiledGrammar:

@@ -31,6 +31,7 @@ class ModelDir:
     config: content of config.json.
     generation_config: content of generation_config.json; empty when there is none.
     chat_template: Jinja source, or None when the model has none.
+    tool_template: the one for chats with tools, where the model has another one for them; else None.
     weights_files: the safetensors files that make up the model, in the order of their names.
     manifest: baton.json, or None for a folder that was not pulled.
     model_config: what the two configurations say, every default resolved.
@@ -49,6 +50,7 @@ class ModelDir:
     weights_files: tuple[Path, ...]
     manifest: Manifest | None
     model_config: ModelConfig = field(init=False)
+    tool_template: str | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -66,13 +68,15 @@ class ModelDir:
         """
         folder = _find_folder(path_or_name)
         config = _read_json(folder / "config.json")
+        templates = _chat_templates(folder)
         if not (folder / "tokenizer.json").is_file():
             raise ModelError(f"{folder} lacks tokenizer.json; run: baton pull <name>, or copy the file there")
         return cls(
             path=folder,
             config=config,
             generation_config=_read_json(folder / "generation_config.json", required=False),
-            chat_template=_chat_template(folder),
+            chat_template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
             weights_files=find_weights_files(folder),
             manifest=Manifest.read(folder),
         )
@@ -179,12 +183,12 @@ def _read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
     return content
 
 
-def _chat_template(folder: Path) -> str | None:
-    """chat_template.jinja, else tokenizer_config.json's; of several templates the one named "default"."""
+def _chat_templates(folder: Path) -> dict[str, str]:
+    """By name: chat_template.jinja, else tokenizer_config.json's; one alone is "default"."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = _read_json(folder / "tokenizer_config.json", required=False).get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template if isinstance(template, str) else None
+        return {"default": path.read_text(encoding="utf-8")}
+    templates = _read_json(folder / "tokenizer_config.json", required=False).get("chat_template")
+    if isinstance(templates, list):
+        return {entry["name"]: entry["template"] for entry in templates}
+    return {"default": templates} if isinstance(templates, str) else {}

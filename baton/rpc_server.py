@@ -323,11 +323,11 @@ def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.Serve
             return server.add_insecure_port(address)
         return server.add_secure_port(address, credentials)
     except RuntimeError:
-        raise ConfigError(f"cannot listen on {address}: {_why_not(host, port)}", field="port") from None
+        raise ConfigError(f"cannot listen on {address}: {why_not(host, port)}", field="port") from None
 
 
-def _why_not(host: str, port: int) -> str:
-    """Asks the kernel why an address cannot be bound, which gRPC does not tell."""
+def why_not(host: str, port: int) -> str:
+    """Why an address cannot be bound, and what to do; asks the kernel, as gRPC does not tell."""
     remedy = f"choose a host of this machine, such as {LOOPBACK}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -12,6 +12,8 @@ from typing import Any
 # Refused schemas are refused early, so a trial costs milliseconds at most.
 _MAX_TRIALS = 200
 _ROOT = "#/$defs/root"
+# A key and the link to the container that has it.
+_Link = tuple[str, "_Link | None"]
 _SINGLE = (
     "items",
     "additionalItems",
@@ -78,15 +80,24 @@ class SchemaPlaces:
 
 def place_too_deep(schema: Any, max_depth: int) -> str:
     """The JSON pointer of a container more than max_depth deep, or "" if there is none."""
-    level = [("#", schema)]
+    # With the way to each container: pointers to all of them could be far longer than the schema.
+    level: list[tuple[Any, _Link | None]] = [(schema, None)]
     for _ in range(max_depth):
         level = [
-            (f"{pointer}/{_escape(key)}", value)
-            for pointer, container in level
+            (value, (key, link))
+            for container, link in level
             for key, value in _entries(container)
             if isinstance(value, dict | list)
         ]
-    return level[0][0] if level else ""
+    return _pointer(level[0][1]) if level else ""
+
+
+def _pointer(link: _Link | None) -> str:
+    parts = []
+    while link is not None:
+        key, link = link
+        parts.append(_escape(key))
+    return "/".join(["#", *reversed(parts)])
 
 
 def _essence(reason: str) -> str:

@@ -1,13 +1,12 @@
-"""TLS of every gRPC link: which files it takes, and the credentials made of them.
+"""TLS of every link: which files it takes, and the credentials made of them.
 
 Owns the reading and checking of PEM files. Knows no service and no port. Files are read when
 credentials are made, once per process: new files take effect when the process restarts. What is
-read goes to gRPC and is kept nowhere else.
+read goes to gRPC or to the HTTP port and is kept nowhere else.
 """
 
 from __future__ import annotations
 
-import os
 import ssl
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Final, Protocol, Self
 import grpc
 
 from baton.errors import ConfigError
-from baton.rpc import OpenChannel, open_channel, open_router_channel
+from baton.rpc import OpenChannel, open_channel
 
 TLS_SETTINGS: Final = ("tls_cert", "tls_key", "tls_ca", "tls_server_name")
 
@@ -87,7 +86,7 @@ class TlsFiles:
         """
         if not self.ca:
             return None
-        ca = _read_certificates(self.ca, "tls_ca")
+        ca = read_certificates(self.ca, "tls_ca")
         return grpc.ssl_server_credentials(
             [self._read_pair()], root_certificates=ca, require_client_auth=True
         )
@@ -96,12 +95,22 @@ class TlsFiles:
         """For the clients' port: encrypted, and open to peers without a certificate. None: plain text."""
         return grpc.ssl_server_credentials([self._read_pair()]) if self.ca else None
 
+    def public_context(self) -> ssl.SSLContext | None:
+        """For the clients' HTTP port, as public_server_credentials() is for the other. None: plain text."""
+        if not self.ca:
+            return None
+        self._read_pair()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(Path(self.cert).expanduser(), Path(self.key).expanduser(), password="")
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """For dialling ports inside the cluster. None: plain text."""
         if not self.ca:
             return None
         key, cert = self._read_pair()
-        return grpc.ssl_channel_credentials(_read_certificates(self.ca, "tls_ca"), key, cert)
+        return grpc.ssl_channel_credentials(read_certificates(self.ca, "tls_ca"), key, cert)
 
     def opener(self) -> OpenChannel:
         """Opens channels with channel_credentials(), which are read now."""
@@ -109,7 +118,7 @@ class TlsFiles:
 
     def _read_pair(self) -> tuple[bytes, bytes]:
         """Private key and certificates, checked to belong together."""
-        cert = _read_certificates(self.cert, "tls_cert")
+        cert = read_certificates(self.cert, "tls_cert")
         key = _read(self.key, "tls_key")
         try:
             # The empty password keeps OpenSSL from asking at the terminal.
@@ -125,28 +134,21 @@ class TlsFiles:
         return key, cert
 
 
-def opener_trusting(ca: str | os.PathLike[str] | None) -> OpenChannel:
-    """Opens a client's channels to routers, if `ca` signed their certificates; plain text without `ca`.
-
-    Raises ConfigError if the file cannot be read or holds no certificate.
-    """
-    if ca is None:
-        return open_router_channel
-    certificates = _read_certificates(os.fspath(ca), "tls_ca")
-    return partial(open_router_channel, credentials=grpc.ssl_channel_credentials(certificates))
-
-
-def _read_certificates(path: str, field: str) -> bytes:
+def read_certificates(path: str, field: str) -> bytes:
+    """The file's content; raises ConfigError, naming the field, unless it is certificates in PEM form."""
     pem = _read(path, field)
+    check_certificates(pem, field, f"{field} is {path!r}, which")
+    return pem
+
+
+def check_certificates(pem: bytes, field: str, what: str) -> None:
+    """Raises ConfigError, naming the field, unless there is a certificate. what: the error's first words."""
     try:
         # Only what stands between the markers counts, and that is ASCII; comments need not be.
         text = pem.decode("ascii", "ignore")
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError):
-        raise ConfigError(
-            f"{field} is {path!r}, which holds no certificate in PEM form", field=field
-        ) from None
-    return pem
+        raise ConfigError(f"{what} holds no certificate in PEM form", field=field) from None
 
 
 def _read(path: str, field: str) -> bytes:

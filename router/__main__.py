@@ -7,9 +7,12 @@ import os
 import random
 import sys
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from prometheus_client import CollectorRegistry
 
 from baton.config import load_config
 from baton.identity import Identity
@@ -29,6 +32,8 @@ from router.core import RouterCore
 from router.dial import decode_dialer, prefill_dialer
 from router.fleet import Fleet
 from router.grammars import GrammarCheck
+from router.http.app import make_app
+from router.http.server import HttpServer
 from router.inference import Inference
 from router.metrics import RouterMetrics
 from router.service import InferenceServicer
@@ -42,16 +47,27 @@ from router.text import Text
 TEXT_THREADS = 4
 
 
-async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
-    """Serves requests and follows the registry until stop is set."""
+async def serve(config: RouterConfig, registry: CollectorRegistry, stop: asyncio.Event) -> None:
+    """Serves requests and follows the registry of workers until stop is set.
+
+    registry: what /metrics shows.
+    """
     model = ModelDir.open(config.model)
     with ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text") as threads:
         offload = partial(asyncio.get_running_loop().run_in_executor, threads)
-        await _serve(config, stop, model, Text(model, offload), await GrammarCheck.of(model, offload))
+        grammars = await GrammarCheck.of(model, offload)
+        text = Text(model, offload)
+        await _serve(config, stop, model=model, text=text, grammars=grammars, metrics=registry)
 
 
 async def _serve(
-    config: RouterConfig, stop: asyncio.Event, model: ModelDir, text: Text, grammars: GrammarCheck
+    config: RouterConfig,
+    stop: asyncio.Event,
+    *,
+    model: ModelDir,
+    text: Text,
+    grammars: GrammarCheck,
+    metrics: CollectorRegistry,
 ) -> None:
     rng = random.SystemRandom()
     identity = Identity.draw(config.name, common_pb2.ROLE_ROUTER, model.fingerprint(), rng)
@@ -75,9 +91,29 @@ async def _serve(
             core=core, model=model, text=text, grammars=grammars, rng=rng, tenants=tenants, limits=limits
         )
         admin = RouterAdminServicer(core=core, model=model.name, inference=inference)
+        app, doorman = make_app(
+            core=core, inference=inference, model=model, text=text, registry=metrics, rng=rng, wall=time.time
+        )
+        start_http = partial(
+            HttpServer.start,
+            app,
+            doorman,
+            host=config.host,
+            port=config.http_port,
+            tls=config.tls,
+            write_timeout_s=config.write_timeout_s,
+            max_connections=4 * config.max_requests,
+        )
         sync = RateSync(limits, usage, rng=rng, wall=time.time)
         try:
-            await _run(core, stop, [core.fleet.run(), sync.run()], inference, admin)
+            await _run(
+                core,
+                stop,
+                [core.fleet.run(), sync.run()],
+                inference=inference,
+                admin=admin,
+                start_http=start_http,
+            )
         finally:
             core.close()
 
@@ -86,8 +122,10 @@ async def _run(
     core: RouterCore,
     stop: asyncio.Event,
     services: Sequence[Awaitable[None]],
+    *,
     inference: Inference,
     admin: RouterAdminServicer,
+    start_http: Callable[[], Awaitable[HttpServer]],
 ) -> None:
     config = core.config
     public = Registration(
@@ -110,15 +148,20 @@ async def _run(
         await RpcServer.start(
             [private], host=config.admin_host, port=config.admin_port, credentials=tls.server_credentials()
         ) as admin_server,
+        await start_http() as http_server,
     ):
         write_ready_file(
-            config.ready_file, address=server.address, admin_address=admin_server.address, pid=os.getpid()
+            config.ready_file,
+            address=server.address,
+            http_address=http_server.address,
+            admin_address=admin_server.address,
+            pid=os.getpid(),
         )
         await run_until(
             stop,
             *services,
             _be_ready(core.fleet, stop, (server, admin_server)),
-            drain=partial(_leave, inference, server, admin_server, config.drain_s),
+            drain=partial(_leave, inference, (server, http_server), admin_server, config.drain_s),
         )
 
 
@@ -130,10 +173,18 @@ async def _be_ready(fleet: Fleet, stop: asyncio.Event, servers: Sequence[RpcServ
     await asyncio.Event().wait()
 
 
-async def _leave(inference: Inference, server: RpcServer, admin_server: RpcServer, grace_s: float) -> None:
+async def _leave(
+    inference: Inference, doors: Sequence[RpcServer | HttpServer], admin_server: RpcServer, grace_s: float
+) -> None:
     """The admin port answers until the end, so that operators see what is left."""
+
+    async def stop(grace_s: float) -> None:
+        async with asyncio.TaskGroup() as group:
+            for door in doors:
+                group.create_task(door.stop(grace_s))
+
     await admin_server.set_health(ready=False)
-    await inference.handover.drain(server.stop, grace_s)
+    await inference.handover.drain(stop, grace_s)
 
 
 def main() -> int:
@@ -141,9 +192,11 @@ def main() -> int:
     config = load_config(RouterConfig, section="router", argv=sys.argv[1:], environ=os.environ)
     configure_logging(config.name, config.log_level)
     configure_tracing("baton-router", config.name, config.trace_file or None)
-    configure_metrics("baton-router", config.name)
+    registry = CollectorRegistry()
+    reader = PrometheusMetricReader(scope_info_enabled=False, registry=registry)
+    configure_metrics("baton-router", config.name, reader)
     try:
-        return run(partial(serve, config))
+        return run(partial(serve, config, registry))
     finally:
         shutdown_metrics()
         shutdown_tracing()

@@ -16,11 +16,13 @@ class TextOptions:
     stops: texts that end an answer, or None.
     include_stop: the text goes up to the end of the stop.
     skip_special_tokens: special tokens are left out of the text.
+    keep_tool_markers: but for those that mark calls of tools.
     """
 
     stops: StopAutomaton | None = None
     include_stop: bool = False
     skip_special_tokens: bool = True
+    keep_tool_markers: bool = False
 
 
 class AnswerText:

@@ -7,6 +7,10 @@ rendered text, and then the text is encoded once more, with the typed markers ba
 place, by a tokenizer that takes no text for a control token except one private
 boundary, which stands for the genuine ones.
 
+What people and tools wrote is every text of a conversation: contents, results, names and
+arguments of calls, definitions of tools, variables of the template. Numbers and structure
+stay as they are.
+
 Knows tokenizers; neither templates nor requests.
 """
 
@@ -14,12 +18,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from baton.errors import InvalidRequest
+from router.conversation import Conversation, Message
 
 # Unicode noncharacters: never assigned, not meant for interchange. Where control text is hidden, no
 # message may have them: neither alone nor together could it forge what stands for something else.
@@ -27,20 +33,26 @@ BOUNDARY = "\ufdd0boundary\ufdd1"
 SENTINEL = "\ufdd2"
 _NONCHARACTERS = re.compile("[\ufdd0-\ufdd2]")
 _SENTINELS = re.compile(rf"{SENTINEL}(\d+){SENTINEL}")
+# What JSON writes as it is. The rest of a piece stays in sight, for a template that writes JSON to escape.
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 # Its words are the model's own: what the model shows as text there may be what it was.
 ASSISTANT = "assistant"
-
-Messages = Sequence[Mapping[str, str]]
+# Names that templates look for, never what somebody made up.
+_STRUCTURE = frozenset(
+    {"type", "function", "name", "description", "parameters", "arguments", "id", "properties", "required"}
+)
 
 
 class Hidden:
-    """Messages without the control text that people wrote, and what stands for it.
+    """A conversation without the control text that people wrote, and what stands for it.
 
-    messages: with a sentinel in place of each piece.
+    conversation: with a sentinel in place of each piece.
+    has_noncharacters: whether a text has what could be taken for a sentinel.
     """
 
-    def __init__(self) -> None:
-        self.messages: list[dict[str, str]] = []
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self.has_noncharacters = False
         self._pieces: list[str] = []
         self._numbers: dict[str, int] = {}
 
@@ -50,14 +62,19 @@ class Hidden:
 
     def sentinel(self, piece: str) -> str:
         """What stands for a piece: a text that no message has."""
-        if piece not in self._numbers:
-            self._numbers[piece] = len(self._pieces)
-            self._pieces.append(piece)
-        return f"{SENTINEL}{self._numbers[piece]}{SENTINEL}"
+        if not _PLAIN.search(piece):
+            return self._number(piece)
+        return _PLAIN.sub(lambda match: self._number(match[0]), piece)
 
     def reveal(self, text: str) -> str:
         """The text with every piece back in its place."""
         return _SENTINELS.sub(lambda match: self._pieces[int(match[1])], text)
+
+    def _number(self, piece: str) -> str:
+        if piece not in self._numbers:
+            self._numbers[piece] = len(self._pieces)
+            self._pieces.append(piece)
+        return f"{SENTINEL}{self._numbers[piece]}{SENTINEL}"
 
 
 class ControlTokens:
@@ -83,12 +100,17 @@ class ControlTokens:
         self._literal = _literal(tokenizer, known)
         self._boundary_id = self._literal.token_to_id(BOUNDARY)
 
-    def hide(self, messages: Messages) -> Hidden:
-        """The messages as the template may see them; raises InvalidRequest for noncharacters beside them."""
-        hidden = Hidden()
-        for message in messages:
-            hidden.messages.append({**message, "content": self._hide(message, hidden)})
-        if hidden and any(_NONCHARACTERS.search(message["content"]) for message in messages):
+    def hide(self, conversation: Conversation) -> Hidden:
+        """The conversation as the template may see it; raises InvalidRequest for noncharacters beside what
+        is hidden."""
+        hidden = Hidden(conversation)
+        hide = partial(self._hide, matcher=self._elsewhere, hidden=hidden)
+        hidden.conversation = Conversation(
+            messages=[self._hide_message(message, hidden) for message in conversation.messages],
+            tools=None if conversation.tools is None else _each_text(conversation.tools, hide),
+            arguments={name: _each_text(value, hide) for name, value in conversation.arguments.items()},
+        )
+        if hidden and hidden.has_noncharacters:
             raise InvalidRequest("a message has Unicode noncharacters; leave them out", field="chat")
         return hidden
 
@@ -110,14 +132,37 @@ class ControlTokens:
         literal = self._literal.encode("".join(parts), add_special_tokens=False).ids
         return [next(controls) if token_id == self._boundary_id else token_id for token_id in literal]
 
-    def _hide(self, message: Mapping[str, str], hidden: Hidden) -> str:
+    def _hide_message(self, message: Message, hidden: Hidden) -> Message:
         matcher = self._in_assistant if message["role"] == ASSISTANT else self._elsewhere
-        content = matcher.sub(lambda match: hidden.sentinel(match[0]), message["content"])
+        others = {name: value for name, value in message.items() if name not in ("role", "content")}
+        return {
+            "role": message["role"],
+            "content": self._hide(message["content"], matcher=matcher, hidden=hidden),
+            **_each_text(others, partial(self._hide, matcher=self._elsewhere, hidden=hidden)),
+        }
+
+    def _hide(self, text: str, *, matcher: re.Pattern[str], hidden: Hidden) -> str:
+        hidden.has_noncharacters = hidden.has_noncharacters or bool(_NONCHARACTERS.search(text))
+        rest = matcher.sub(lambda match: hidden.sentinel(match[0]), text)
         normalizer = self._tokenizer.normalizer
-        if normalizer is not None and matcher.search(normalizer.normalize_str(content)):
+        if normalizer is not None and matcher.search(normalizer.normalize_str(rest)):
             # It becomes control text only once it is normalized, so its place is unknown.
-            return hidden.sentinel(message["content"])
-        return content
+            return hidden.sentinel(text)
+        return rest
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """The same mappings and lists, with every text changed; of names, those that people made up."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_each_text(item, change) for item in value]
+    if isinstance(value, dict):
+        return {
+            name if name in _STRUCTURE else change(name): _each_text(item, change)
+            for name, item in value.items()
+        }
+    return value
 
 
 def _matcher(texts: set[str]) -> re.Pattern[str]:

@@ -142,6 +142,10 @@ class Inference:
             self._core.outlook.metrics.shed("rate")
             raise
 
+    def check_key(self, metadata: Metadata) -> None:
+        """Raises Unauthenticated like generate(), for a door that has something to do before it."""
+        self._tenants.of(metadata)
+
     def models(self, metadata: Metadata) -> list[inference_service_pb2.Model]:
         """The one model served; raises Unauthenticated like generate()."""
         self._tenants.of(metadata)
@@ -239,7 +243,9 @@ class Inference:
         """The request for one answer, and its text up to where the client has it."""
         request, options = prompt.answers[index], prompt.text
         text = AnswerText(
-            self._text.stream(skip_special_tokens=options.skip_special_tokens),
+            self._text.stream(
+                skip_special_tokens=options.skip_special_tokens, keep_tool_markers=options.keep_tool_markers
+            ),
             options,
             min_tokens=request.params.min_tokens,
             num_delivered_chars=request.num_delivered_chars,

@@ -23,7 +23,6 @@ from router.text import Text
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_ANSWERS = 16
-ROLES = frozenset({"system", "user", "assistant"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,13 +200,7 @@ class RequestReader:
             return list(ids[-keep:])
         if proto.HasField("text"):
             return (await self._text.encode(proto.text, self._limits.max_model_len))[-keep:]
-        messages = [{"role": m.role, "content": m.content} for m in proto.chat.messages]
-        unknown = {message["role"] for message in messages} - ROLES
-        if unknown:
-            raise InvalidRequest(
-                f"role {min(unknown)!r} is unknown; allowed: {', '.join(sorted(ROLES))}", field="chat"
-            )
-        return (await self._text.encode_chat(messages, self._limits.max_model_len))[-keep:]
+        return (await self._text.encode_chat(proto.chat, self._limits.max_model_len))[-keep:]
 
     def _num_kept(self, proto: GenerateRequest) -> int:
         """How many of the prompt's last tokens to keep; 0 keeps all, as a slice from -0 does."""
@@ -321,6 +314,7 @@ def _text_options(proto: GenerateRequest) -> TextOptions:
         stops=StopAutomaton(proto.stop) if proto.stop else None,
         include_stop=proto.include_stop_in_text,
         skip_special_tokens=proto.skip_special_tokens if proto.HasField("skip_special_tokens") else True,
+        keep_tool_markers=bool(proto.chat.tools),
     )
 
 

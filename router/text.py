@@ -11,7 +11,7 @@ tokens come from the template alone. Neither begins with two BOS.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -20,9 +20,12 @@ from tokenizers import Tokenizer
 
 from baton.errors import InvalidRequest, ModelError
 from baton.models import ModelDir
+from baton.v1.inference_service_pb2 import Chat
 from router.chat_template import ChatTemplate
 from router.control_tokens import ControlTokens
+from router.conversation import Conversation, num_chars
 from router.text_stream import TextStream
+from router.tool_calls import tool_format
 
 # Below this, encoding takes less time than handing it to another thread.
 INLINE_CHARS = 2_000
@@ -45,6 +48,7 @@ class Text:
 
     offload: runs a function away from the event loop, on a bounded number of threads; used
         for texts over INLINE_CHARS.
+    tool_format: how the model writes calls of tools, or None where that is not known.
     """
 
     def __init__(self, model: ModelDir, offload: Offload) -> None:
@@ -52,37 +56,46 @@ class Text:
         self._tokenizer = _read_tokenizer(model.tokenizer_path)
         self._template = ChatTemplate(model, _special_tokens(model, self._tokenizer))
         self._controls = ControlTokens(self._tokenizer, self._template.source)
+        self.tool_format = tool_format(self._template.source, self._tokenizer)
+        markers = self.tool_format.special_markers if self.tool_format else ()
+        self._with_markers = _without_special(self._tokenizer, markers) if markers else self._tokenizer
         added = self._tokenizer.encode("").ids
         self._bos_token_id = added[0] if added else model.bos_token_id
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Shared; nobody changes it."""
+        return self._tokenizer
 
     async def encode(self, text: str, max_tokens: int) -> list[int]:
         """Token ids of a text prompt; raises InvalidRequest for one that cannot fit max_tokens."""
         return await self._run(partial(self._encode, text), len(text), max_tokens)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> list[int]:
+    async def encode_chat(self, chat: Chat, max_tokens: int) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn; raises InvalidRequest."""
-        self._template.check(messages)
-        num_chars = sum(len(message["content"]) for message in messages)
-        return await self._run(partial(self._encode_chat, messages), num_chars, max_tokens)
+        self._template.check_present()
+        return await self._run(partial(self._encode_chat, chat, max_tokens), num_chars(chat), max_tokens)
 
-    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
-        """An incremental detokenizer for one answer."""
-        return TextStream(self._tokenizer, skip_special_tokens=skip_special_tokens)
+    def stream(self, *, skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> TextStream:
+        """An incremental detokenizer for one answer.
 
-    async def _run(self, work: Callable[[], list[int]], num_chars: int, max_tokens: int) -> list[int]:
-        if num_chars > max_tokens * MAX_CHARS_PER_TOKEN:
-            raise InvalidRequest(
-                f"the prompt has {num_chars} characters; this model takes at most {max_tokens} tokens",
-                field="prompt",
-            )
-        return work() if num_chars <= INLINE_CHARS else await self._offload(work)
+        keep_tool_markers: the special tokens that mark calls of tools are in the text all the same.
+        """
+        tokenizer = self._with_markers if keep_tool_markers else self._tokenizer
+        return TextStream(tokenizer, skip_special_tokens=skip_special_tokens)
+
+    async def _run(self, work: Callable[[], list[int]], length: int, max_tokens: int) -> list[int]:
+        _check_length(length, max_tokens)
+        return work() if length <= INLINE_CHARS else await self._offload(work)
 
     def _encode(self, text: str) -> list[int]:
         return self._with_one_bos(self._tokenizer.encode(text).ids)
 
-    def _encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        hidden = self._controls.hide(messages)
-        rendered = self._template.render(hidden.messages)
+    def _encode_chat(self, chat: Chat, max_tokens: int) -> list[int]:
+        hidden = self._controls.hide(Conversation.read(chat))
+        rendered = self._template.render(hidden.conversation)
+        # A template may write more than it was given: by indenting, or by saying things twice.
+        _check_length(len(rendered), max_tokens)
         return self._with_one_bos(self._controls.encode(rendered, hidden))
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
@@ -91,6 +104,23 @@ class Text:
         while ids[first : first + 2] == [self._bos_token_id] * 2:
             first += 1
         return ids[first:]
+
+
+def _check_length(num_chars: int, max_tokens: int) -> None:
+    if num_chars > max_tokens * MAX_CHARS_PER_TOKEN:
+        raise InvalidRequest(
+            f"the prompt has {num_chars} characters; this model takes at most {max_tokens} tokens",
+            field="prompt",
+        )
+
+
+def _without_special(tokenizer: Tokenizer, texts: Collection[str]) -> Tokenizer:
+    """The same tokenizer, to which these tokens are no special ones."""
+    content: dict[str, Any] = json.loads(tokenizer.to_str())
+    for token in content["added_tokens"]:
+        token["special"] = token["special"] and token["content"] not in texts
+    changed: Tokenizer = Tokenizer.from_str(json.dumps(content))
+    return changed
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

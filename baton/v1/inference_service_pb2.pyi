@@ -30,11 +30,11 @@ class ToolCall(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Identifier that the result refers to; may be empty."""
+    """Identifier that the result refers to; may be empty, where the template does not ask for one."""
     name: _builtins.str
     """Name of the function."""
     arguments: _builtins.str
-    """Its arguments, a JSON object."""
+    """Its arguments, a JSON object; empty for none."""
     def __init__(
         self,
         *,
@@ -96,15 +96,17 @@ class Chat(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _builtins.int
     template_arguments: _builtins.str
-    """Further variables of the template, a JSON object; empty for none."""
+    """Further variables of the template, a JSON object; empty for none. Only those that it looks at, and none
+    that the request itself sets.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """Oldest first."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Functions that the model may call, each a JSON object {"type": "function", "function": {...}}. Only for
-        models whose template takes them.
+        """Functions that the model may call, each a JSON object {"type": "function", "function": {...}}, at most
+        128. Only for models whose template takes them.
         """
 
     def __init__(
@@ -280,7 +282,9 @@ class GenerateRequest(_message.Message):
     include_stop_in_text: _builtins.bool
     """Leave the stop that was found in the text; otherwise the text ends before it."""
     skip_special_tokens: _builtins.bool
-    """Leave special tokens out of the text. Default: true."""
+    """Leave special tokens out of the text, but for those that mark tool calls where the chat has tools.
+    Default: true.
+    """
     truncate_prompt_tokens: _builtins.int
     """Keep only that many tokens of the prompt, its last ones; at least 1."""
     ttft_objective_ms: _builtins.float

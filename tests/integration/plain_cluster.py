@@ -87,7 +87,8 @@ class PlainCluster:
 
     def _router_settings(self) -> tuple[str, ...]:
         port, admin_port = (at.rpartition(":")[2] for at in (self.address, self.admin_address))
-        return (f"--port={port}", f"--admin-port={admin_port}", "--placement=disaggregated")
+        ports = (f"--port={port}", "--http-port=0", f"--admin-port={admin_port}")
+        return (*ports, "--placement=disaggregated")
 
 
 @asynccontextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from transformers import LlamaForCausalLM
 
-from baton import AsyncClient
+from baton import AsyncClient, Retry
 from baton.cluster.local_cluster import LocalCluster
 from baton.errors import BatonError, Overloaded
 from tests.integration.ledgers import ledgers, settled
@@ -64,9 +66,15 @@ async def test_a_seed_gives_the_same_tokens_in_any_company(tiny_client: AsyncCli
     assert len({tuple(tokens) for tokens in alone}) == 4
 
 
+@pytest_asyncio.fixture(loop_scope="session")
+async def client_that_asks_once(tiny_cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
+    async with await AsyncClient.connect(tiny_cluster.address, retry=Retry(max_attempts=1)) as client:
+        yield client
+
+
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_full_queue_refuses_and_says_when_to_come_back(
-    tiny_cluster: LocalCluster, tiny_client: AsyncClient
+    tiny_cluster: LocalCluster, client_that_asks_once: AsyncClient
 ) -> None:
     before = await ledgers(tiny_cluster)
     is_refused = asyncio.Event()
@@ -75,7 +83,7 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back(
         # All of them different, because what a worker has cached of a prompt costs none of its credit.
         prompt = [3 + index % 250, 3 + index // 250] * 75
         try:
-            await tiny_client.generate(token_ids=prompt, max_tokens=4, ignore_eos=True).text()
+            await client_that_asks_once.generate(token_ids=prompt, max_tokens=4, ignore_eos=True).text()
         except BatonError as error:
             is_refused.set()
             return error

@@ -10,12 +10,13 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from baton import AsyncClient
+from baton.client_tls import TlsConfig, opener
 from baton.cluster.config import ClusterConfig
 from baton.cluster.local_cluster import LocalCluster
 from baton.cluster.status import fetch_status
 from baton.errors import ConfigError, Unavailable
 from baton.rpc import OpenChannel, open_channel, translate
-from baton.tls import TlsFiles, opener_trusting
+from baton.tls import TlsFiles
 from baton.v1.admin_service_pb2 import GetLedgerRequest
 from baton.v1.admin_service_pb2_grpc import AdminServiceStub
 from tests.certificates import Authority
@@ -69,7 +70,7 @@ async def test_a_request_through_a_cluster_with_tls(
         assert len(workers) == 2
         for address in (*workers, cluster.admin_address):
             assert await ledger_is_told(address, tls.opener())
-            assert not await ledger_is_told(address, opener_trusting(tls.ca))
+            assert not await ledger_is_told(address, opener(TlsConfig.trusting(tls.ca)))
             assert not await ledger_is_told(address, open_channel)
         with pytest.raises(Unavailable, match="a port with TLS does so to a peer without it"):
             await fetch_status(cluster.admin_address)

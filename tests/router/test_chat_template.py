@@ -9,9 +9,11 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from baton.errors import InvalidRequest
 from router.chat_template import ChatTemplate
+from router.conversation import Conversation
 from tests.router.tiny_text import model_dir
 
 MESSAGES = [{"role": "user", "content": "a <b> é"}, {"role": "assistant", "content": "c"}]
+CONVERSATION = Conversation(messages=MESSAGES, tools=None, arguments={})
 
 
 @pytest.mark.parametrize(
@@ -33,12 +35,12 @@ def test_templates_render_as_in_transformers(tmp_path: Path, template: str) -> N
     (theirs,), _ = render_jinja_template(
         [MESSAGES], chat_template=template, add_generation_prompt=True, bos_token="<s>"
     )
-    assert ours.render(MESSAGES) == theirs
+    assert ours.render(CONVERSATION) == theirs
 
 
 def test_a_template_has_no_clock(tmp_path: Path) -> None:
     template = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}a day{% endif %}"
-    assert ChatTemplate(model_dir(tmp_path / "m", template=template), {}).render(MESSAGES) == "a day"
+    assert ChatTemplate(model_dir(tmp_path / "m", template=template), {}).render(CONVERSATION) == "a day"
 
 
 @pytest.mark.parametrize(
@@ -46,11 +48,11 @@ def test_a_template_has_no_clock(tmp_path: Path) -> None:
 )
 def test_a_template_changes_nothing_and_reaches_nothing(tmp_path: Path, template: str) -> None:
     with pytest.raises(InvalidRequest, match="refused"):
-        ChatTemplate(model_dir(tmp_path / "m", template=template), {}).render(MESSAGES)
+        ChatTemplate(model_dir(tmp_path / "m", template=template), {}).render(CONVERSATION)
 
 
 def test_what_a_template_cannot_compute_is_the_requests_fault(tmp_path: Path) -> None:
     template = "{{ messages[0]['content'][0] + 1 }}"
     with pytest.raises(InvalidRequest, match="chat template refused") as error:
-        ChatTemplate(model_dir(tmp_path / "m", template=template), {}).render(MESSAGES)
+        ChatTemplate(model_dir(tmp_path / "m", template=template), {}).render(CONVERSATION)
     assert error.value.field == "chat"

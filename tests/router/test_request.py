@@ -102,6 +102,10 @@ async def test_workers_see_prompt_and_output(reader: RequestReader) -> None:
         ({"token_ids": {"ids": []}}, "prompt"),
         ({"chat": {"messages": []}}, "chat"),
         ({"chat": {"messages": [{"role": "judge", "content": "a"}]}}, "chat"),
+        ({"chat": {"messages": [{"role": "user", "tool_calls": [{"name": "f"}]}]}}, "chat"),
+        ({"chat": {"messages": [{"role": "user"}], "tools": ["{}"]}}, "tools"),
+        ({"chat": {"messages": [{"role": "user"}], "template_arguments": "[]"}}, "template_arguments"),
+        ({"chat": {"messages": [{"role": "user"}], "template_arguments": '{"x": 1}'}}, "template_arguments"),
         ({"chat": {"messages": [{"role": "user", "content": ""}] * 1001}}, "chat"),
         ({"text": "a", "temperature": -0.5}, "temperature"),
         ({"text": "a", "temperature": NAN}, "temperature"),
@@ -259,6 +263,33 @@ async def test_what_a_request_says_about_text(reader: RequestReader) -> None:
     ).text
     assert text.stops is not None
     assert (text.include_stop, text.skip_special_tokens) == (True, False)
+
+
+async def test_a_chat_with_tools_reaches_the_template_and_keeps_its_markers(tmp_path: Path) -> None:
+    template = (
+        "{{ messages[-1].role }}{{ tools[0].function.name }}{{ x }}{{ messages[0].tool_calls | length }}"
+    )
+    model = model_dir(tmp_path / "tools", template=template, with_bos=False)
+    reader = RequestReader(
+        model="tiny",
+        text=Text(model, at_once),
+        grammars=grammar_check(model),
+        limits=model.limits,
+        eos_token_ids=(2,),
+        default_max_tokens=16,
+        rng=random.Random(5),
+    )
+    chat = {
+        "messages": [
+            {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{}"}]},
+            {"role": "tool", "content": "3"},
+        ],
+        "tools": ['{"type": "function", "function": {"name": "f"}}'],
+        "template_arguments": '{"x": 7}',
+    }
+    request = await read_all(reader, chat=chat)
+    assert request.first.prompt_token_ids == ids_of("toolf71")
+    assert request.text.keep_tool_markers
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ OF_THE_PROCESS = frozenset(
         "model",
         "host",
         "port",
+        "http_port",
         "admin_host",
         "admin_port",
         "redis_url",

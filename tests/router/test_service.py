@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from baton import AsyncClient
+from baton import AsyncClient, Retry
 from baton.errors import InvalidRequest, Overloaded, Unavailable
 from baton.rpc import open_channel
 from baton.rpc_server import Registration, RpcServer
@@ -67,7 +67,7 @@ async def door(folder: Path, **settings: Any) -> AsyncIterator[Door]:
         registration = Registration(name="baton.v1.InferenceService", add=add)
         async with (
             await RpcServer.start([registration]) as server,
-            await AsyncClient.connect(server.address) as client,
+            await AsyncClient.connect(server.address, retry=Retry(max_attempts=1)) as client,
         ):
             yield Door(c, inference, admin, client, server.address)
 

@@ -15,7 +15,7 @@ import pytest
 
 from baton.errors import InvalidRequest, ModelError
 from router.text import INLINE_CHARS, Text
-from tests.router.tiny_text import BOS, EOS, at_once, ids_of, model_dir
+from tests.router.tiny_text import BOS, EOS, at_once, chat_of, ids_of, model_dir
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +73,13 @@ async def test_long_texts_are_encoded_like_short_ones_but_off_the_loop(tmp_path:
 async def test_without_a_template_a_chat_is_refused(tmp_path: Path) -> None:
     plain = Text(model_dir(tmp_path / "plain", template=None), at_once)
     with pytest.raises(InvalidRequest, match="no chat template; send text instead") as error:
-        await plain.encode_chat([{"role": "user", "content": "a"}], 64)
+        await plain.encode_chat(chat_of([{"role": "user", "content": "a"}]), 64)
     assert error.value.field == "chat"
 
 
 async def test_the_words_of_a_template_that_refuses_reach_the_client(text: Text) -> None:
-    with pytest.raises(InvalidRequest, match="unknown role judge"):
-        await text.encode_chat([{"role": "judge", "content": "a"}], 64)
+    with pytest.raises(InvalidRequest, match="unknown role tool"):
+        await text.encode_chat(chat_of([{"role": "tool", "content": "a"}]), 64)
 
 
 def test_a_damaged_template_is_refused_by_folder(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ async def test_a_template_cannot_reach_python(tmp_path: Path) -> None:
     template = "{{ messages.__class__.__mro__ }}{{ messages.append(1) }}"
     sly = Text(model_dir(tmp_path / "sly", template=template), at_once)
     with pytest.raises(InvalidRequest):
-        await sly.encode_chat([{"role": "user", "content": "a"}], 64)
+        await sly.encode_chat(chat_of([{"role": "user", "content": "a"}]), 64)
 
 
 @pytest.mark.parametrize("prompt", ["hi", "<s>hi", "<s><s><s>hi"])
@@ -115,7 +115,7 @@ async def test_threads_share_the_tokenizers(tmp_path: Path) -> None:
     """64 threads, 200 calls each, encoding and decoding texts of many lengths."""
     text = Text(model_dir(tmp_path / "tiny"), at_once)
     samples = ["a</s>b" * 3, "日本語", "x" * 60, "", "naïve café " * 4]
-    chats = [[{"role": "user", "content": sample}] for sample in samples]
+    chats = [chat_of([{"role": "user", "content": sample}]) for sample in samples]
     encoded = [[BOS, *_with_eos(sample)] for sample in samples]
     rendered = [[BOS, *ids_of(f"user:{sample};")] for sample in samples]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from baton.grammars import GrammarCompiler
 from baton.models import ModelDir
+from baton.v1.inference_service_pb2 import Chat
 from router.grammars import GrammarCheck
 
 ResultT = TypeVar("ResultT")
@@ -49,6 +50,26 @@ async def at_once(work: Callable[[], ResultT]) -> ResultT:
 def grammar_check(model: ModelDir) -> GrammarCheck:
     """A real one, without a thread."""
     return GrammarCheck(GrammarCompiler(model.tokenizer_path, model.limits.vocab_size, [EOS]), at_once)
+
+
+def chat_of(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    arguments: Mapping[str, Any] | None = None,
+) -> Chat:
+    """A chat on the wire, of what transformers' apply_chat_template takes."""
+    chat = Chat(tools=map(json.dumps, tools), template_arguments=json.dumps(arguments) if arguments else "")
+    for message in messages:
+        calls = [
+            {
+                **call["function"],
+                "id": call.get("id", ""),
+                "arguments": json.dumps(call["function"]["arguments"]),
+            }
+            for call in message.get("tool_calls", ())
+        ]
+        chat.messages.add(**{**message, "tool_calls": calls})
+    return chat
 
 
 def ids_of(text: str) -> list[int]:
