@@ -16,7 +16,7 @@ INSTALL := $(PIP) install --constraint constraints.txt
 help:
 	@echo "make install     create $(VENV) and install everything at the pinned versions"
 	@echo "make protos      generate baton/v1 from protos/"
-	@echo "make check       lint, format, types, import rules, executors, sizes, fresh protos"
+	@echo "make check       lint, format, types, import rules, executors, sizes, fresh protos, docs of the commands"
 	@echo "make test        all tests but the long ones"
 	@echo "make test-long   soaks and long simulations"
 	@echo "make demo        a whole cluster on this machine"
@@ -54,6 +54,8 @@ check: install
 	@$(BIN)/python -m checks.size
 	@echo "check: protos"
 	@$(BIN)/python -m checks.protos
+	@echo "check: command line's reference"
+	@$(BIN)/python -m checks.cli_docs
 
 test: install
 	@$(BIN)/python -m pytest -m "not long"

@@ -12,7 +12,7 @@ one of these or None. For a field `max_batch` of section "router":
     file         [router]           named by --config or BATON_CONFIG
                  max_batch = 8
 
-In flags and variables a tuple is written 1,2,3, or as a JSON list.
+In flags and variables a tuple is written 1,2,3, or as a JSON list. A field with repr=False is a secret.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from baton.errors import ConfigError
 
@@ -66,6 +66,7 @@ class _Setting:
     is_optional: bool
     default: object
     help: str
+    is_secret: bool
 
     @property
     def flag(self) -> str:
@@ -141,17 +142,81 @@ def load_config(
         SystemExit: --help was given.
     """
     settings = {setting.name: setting for setting in _settings(cls)}
-    flags, path = _from_flags(settings, section, argv)
-    path = path if path is not None else environ.get(_CONFIG_VARIABLE)
-    given = _from_file(settings, section, Path(path)) if path is not None else {}
-    given |= _from_environ(settings, section, environ)
-    given |= flags
+    given = _given(settings, section, argv, environ)
     _require_all(settings, section, given)
     try:
         return cls(**{name: item.value for name, item in given.items()})
     except ConfigError as error:
         origin = given[error.field].origin if error.field in given else "default"
         raise ConfigError(f"{error.message} ({origin})", field=error.field) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """A setting and where its value comes from.
+
+    value: None where it is unset, and where it is missing.
+    source: "missing" is one that must be set and is not.
+    where: the flag, the variable or file:line; "" for a default.
+    """
+
+    name: str
+    value: object
+    source: Literal["flag", "environment", "file", "default", "missing"]
+    where: str
+    is_secret: bool
+
+
+def explain_config(
+    cls: type[DataclassInstance], *, section: str, argv: Sequence[str], environ: Mapping[str, str]
+) -> list[Origin]:
+    """Where each setting comes from, in the order of the fields; arguments and errors as of load_config().
+
+    A value is checked for itself, not against the others, and nothing need be set.
+    """
+    settings = {setting.name: setting for setting in _settings(cls)}
+    given = _given(settings, section, argv, environ)
+    return [_origin(setting, given.get(setting.name), section) for setting in settings.values()]
+
+
+def _origin(setting: _Setting, given: _Given | None, section: str) -> Origin:
+    if given is not None:
+        source, _, where = given.origin.replace("environment variable", "environment").partition(" ")
+        if source == "file":
+            path, _, key = where.rpartition(f", [{section}] ")
+            line = line_of(Path(path).read_text(encoding="utf-8"), section, key)
+            where = path if line is None else f"{path}:{line}"
+    else:
+        source, where = ("missing" if setting.default is MISSING else "default"), ""
+    default = None if setting.default is MISSING else setting.default
+    return Origin(
+        name=setting.name,
+        value=default if given is None else given.value,
+        source=typing.cast("Any", source),
+        where=where,
+        is_secret=setting.is_secret,
+    )
+
+
+def line_of(text: str, section: str, key: str) -> int | None:
+    """Line, from 1, on which a TOML text sets the key of a table; None where it is written unusually."""
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\s*([\w-]+)\s*\]", line):
+            table = header[1]
+        elif table == section and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+            return number
+    return None
+
+
+def _given(
+    settings: Mapping[str, _Setting], section: str, argv: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, _Given]:
+    """What is set at all, by the source that goes first."""
+    flags, path = _from_flags(settings, section, argv)
+    path = path if path is not None else environ.get(_CONFIG_VARIABLE)
+    given = _from_file(settings, section, Path(path)) if path is not None else {}
+    return given | _from_environ(settings, section, environ) | flags
 
 
 def _settings(cls: type[DataclassInstance]) -> Iterable[_Setting]:
@@ -166,6 +231,7 @@ def _settings(cls: type[DataclassInstance]) -> Iterable[_Setting]:
             is_optional=is_optional,
             default=default,
             help=field.metadata.get("help", ""),
+            is_secret=not field.repr,
         )
 
 

@@ -8,8 +8,9 @@ import dataclasses
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 
-from baton.answer import Summary, Timings
+from baton.answer import Answer, PromptToken, Summary, Timings
 from baton.errors import BatonError
 from baton.generation import Generation
 
@@ -63,14 +64,18 @@ def end_broken_line(parts: list[str]) -> None:
 
 async def print_json(generation: Generation) -> None:
     """Writes {"answers", "prompt_logprobs", "summary"} once the answers are complete."""
-    answers = [dataclasses.asdict(answer) for answer in await generation.answers()]
-    prompt = [token and dataclasses.asdict(token) for token in generation.prompt_logprobs]
+    answers = await generation.answers()
+    sys.stdout.write(as_json(answers, generation.prompt_logprobs, generation.summary) + "\n")
+
+
+def as_json(answers: Sequence[Answer], prompt: Sequence[PromptToken | None], summary: Summary) -> str:
+    """Everything there is of a generation, as one JSON object."""
     shown = {
-        "answers": answers,
-        "prompt_logprobs": prompt,
-        "summary": dataclasses.asdict(generation.summary),
+        "answers": [dataclasses.asdict(answer) for answer in answers],
+        "prompt_logprobs": [token and dataclasses.asdict(token) for token in prompt],
+        "summary": dataclasses.asdict(summary),
     }
-    sys.stdout.write(json.dumps(shown, ensure_ascii=False) + "\n")
+    return json.dumps(shown, ensure_ascii=False)
 
 
 def describe(summary: Summary) -> str:

@@ -20,7 +20,8 @@ from baton.cli.pull import PullProgress
 from baton.cli.text_input import open_stdout
 from baton.cli.up import exit_now, print_endpoints
 from baton.client import AsyncClient
-from baton.cluster.config import DEFAULT_MODEL, ClusterConfig
+from baton.cluster.config import ClusterConfig
+from baton.cluster.defaults import DEFAULT_MODEL
 from baton.errors import ModelError
 from baton.models import ModelDir
 from baton.pull import pull as pull_model

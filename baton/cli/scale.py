@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from baton.cli.confirm import confirm, must_ask
 from baton.cli.fleet_wait import wait_for
-from baton.cli.options import DEFAULT_CONTROL, AsJson, ControlAddress, NoWait, with_tls
+from baton.cli.options import DEFAULT_CONTROL, AsJson, ControlAddress, NoWait, Yes, with_tls
 from baton.cli.worker_words import count, role_name
-from baton.cluster.config import MAX_WORKERS
 from baton.cluster.control import ControlClient
+from baton.cluster.defaults import MAX_WORKERS
 from baton.errors import InternalError, InvalidRequest
 from baton.tls import TlsFiles
 from baton.v1 import common_pb2, pool_service_pb2
@@ -23,6 +25,8 @@ from baton.v1.pool_service_pb2 import PoolWorker, ScaleResponse
 
 # A pool may have more nodes, and a limit of its own: it is the other end that refuses.
 _HELP = f"{{}} workers there shall be, 1 to {MAX_WORKERS} on one machine."
+
+_DRAINING = pool_service_pb2.POOL_WORKER_STATE_DRAINING
 
 Wanted = dict[common_pb2.Role.ValueType, int]
 
@@ -36,6 +40,8 @@ def scale(
     decode: Annotated[
         int | None, typer.Option(min=1, help=_HELP.format("Decode"), show_default="as many as now")
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
+    yes: Yes = False,
     address: ControlAddress = DEFAULT_CONTROL,
     tls: TlsFiles,
     no_wait: NoWait = False,
@@ -44,15 +50,64 @@ def scale(
 ) -> None:
     """Add workers, or drain and remove some; no request fails of it.
 
-    Waits until those that are added serve and those that are too many are gone. Exit code 1: a worker
-    cannot be started, or the wait was too long; 2: that many are refused; 3: nothing answers at the address.
+    Waits until those that are added serve and those that are too many are gone. On a terminal it asks before
+    it removes any. Exit code 1: a worker cannot be started, or the wait was too long; 2: that many are
+    refused; 3: nothing answers at the address.
     """
     given = {common_pb2.ROLE_PREFILL: prefill, common_pb2.ROLE_DECODE: decode}
     wanted = {role: number for role, number in given.items() if number is not None}
     if not wanted:
         raise typer.BadParameter("say how many, as in --decode 2", param_hint="'--prefill' / '--decode'")
     connect = partial(ControlClient, address, opener=tls.opener())
+    if dry_run or must_ask(yes=yes):
+        planned = asyncio.run(_planned(wanted, connect))
+        if dry_run:
+            _say_planned(planned, as_json=as_json)
+            return
+        if removals := [change for change in planned if change.num_workers < change.num_now]:
+            typer.echo("\n".join(map(in_words, removals)), err=True)
+            confirm("Remove them?", yes=yes)
     asyncio.run(_scale(wanted, connect, timeout_s=0.0 if no_wait else timeout_s, as_json=as_json))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What would become of a role."""
+
+    role: str
+    num_now: int
+    num_workers: int
+
+
+async def _planned(wanted: Wanted, connect: Callable[[], ControlClient]) -> list[Change]:
+    async with connect() as control:
+        workers = (await control.list_workers()).workers
+    return [
+        Change(
+            role=role_name(role),
+            num_now=sum(worker.role == role and worker.state != _DRAINING for worker in workers),
+            num_workers=number,
+        )
+        for role, number in wanted.items()
+    ]
+
+
+def in_words(change: Change) -> str:
+    """One line."""
+    difference = change.num_workers - change.num_now
+    if not difference:
+        return f"{change.role}: {change.num_workers} already"
+    verb = "start" if difference > 0 else "drain and remove"
+    return f"{change.role}: {change.num_now} now; would {verb} {count(abs(difference), 'worker')}"
+
+
+def _say_planned(planned: list[Change], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"planned": [asdict(change) for change in planned]}))
+        return
+    for change in planned:
+        typer.echo(in_words(change))
+    typer.echo("nothing was done")
 
 
 async def _scale(

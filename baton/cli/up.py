@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
 from baton.cli.cluster_console import ClusterConsole
+from baton.cli.exit_codes import EXIT_INTERRUPTED
 from baton.cli.interrupts import Interrupts
-from baton.cli.options import DEFAULT_ADDRESS, ConfigFile
-from baton.cluster.config import MAX_WORKERS, ClusterConfig
+from baton.cli.options import AsJson, ConfigFile
+from baton.cluster.config import ClusterConfig
+from baton.cluster.defaults import DEFAULT_ADDRESS, MAX_WORKERS
 from baton.config import load_config
 
 if TYPE_CHECKING:
     from baton.cluster.local_cluster import LocalCluster
 
-EXIT_INTERRUPTED = 130
+_NOT_OF_THE_CLUSTER = ("config", "as_json")
 
 # One alias per option keeps the command itself on one screen.
 Prefill = Annotated[
@@ -145,15 +149,16 @@ def up(
     drain_s: Drain = None,
     start_timeout_s: StartTimeout = None,
     config: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C.
 
     Settings not given here come from BATON_CLUSTER_* variables, then from the table "cluster" of the file;
     the roles also read their own tables, "router", "prefill" and "decode". A worker that dies is started
     again, and so is one that SIGTERM has drained. `baton scale` changes how many there are. A second Ctrl-C
-    ends everything at once.
+    ends everything at once. --json prints the addresses once they can be used.
     """
-    given = {name: value for name, value in locals().items() if name != "config" and value is not None}
+    given = {name: v for name, v in locals().items() if name not in _NOT_OF_THE_CLUSTER and v is not None}
     settings = load_config(
         ClusterConfig,
         section="cluster",
@@ -164,7 +169,7 @@ def up(
     interrupts = Interrupts(
         on_first=lambda: console("stopping; Ctrl-C again ends it at once"), on_second=exit_now
     )
-    asyncio.run(interrupts.run(_up(settings, str(config or ""), console)))
+    asyncio.run(interrupts.run(_up(settings, str(config or ""), console, as_json=as_json)))
     console.say("stopped")
 
 
@@ -173,11 +178,28 @@ def exit_now() -> NoReturn:
     os._exit(EXIT_INTERRUPTED)
 
 
-async def _up(settings: ClusterConfig, config_file: str, console: ClusterConsole) -> None:
+async def _up(settings: ClusterConfig, config_file: str, console: ClusterConsole, *, as_json: bool) -> None:
     cluster = await console.start(settings, config_file)
     async with cluster:
         print_endpoints(cluster, console)
+        if as_json:
+            # At once, also into a pipe: whoever reads it waits for it.
+            sys.stdout.write(json.dumps(endpoints(cluster)) + "\n")
+            sys.stdout.flush()
         await cluster.run()
+
+
+def endpoints(cluster: LocalCluster) -> dict[str, Any]:
+    """Where the cluster can be reached, as plain JSON values; lists are in the order of the routers."""
+    return {
+        "model": cluster.config.model,
+        "grpc": cluster.addresses,
+        "http": cluster.http_urls,
+        "admin": cluster.admin_addresses,
+        "control": cluster.control_address,
+        "dashboard_url": cluster.dashboard_url if cluster.config.ray else "",
+        "log_dir": str(cluster.log_dir),
+    }
 
 
 def print_endpoints(cluster: LocalCluster, console: ClusterConsole) -> None:

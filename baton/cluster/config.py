@@ -8,17 +8,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from baton.cluster.defaults import DEFAULT_MODEL, MAX_WORKERS
 from baton.drain import check_drain
 from baton.errors import ConfigError
 from baton.tls import TlsFiles
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
 PLACEMENTS = ("auto", "disaggregated", "colocated")
 KV_TRANSPORTS = ("auto", "shm", "nixl", "grpc")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 PREFILL_RUNNERS = ("process", "ray")
-# Workers of one role; they share one machine.
-MAX_WORKERS = 64
 # Ports of one router lie this far from those of the one before.
 ROUTER_STEP = 10
 

@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 import grpc
 import grpc.aio
 
+from baton.cluster.defaults import DEFAULT_CONTROL_ADDRESS
 from baton.errors import BatonError, Unavailable
 from baton.rpc import OpenChannel, is_from_baton, open_channel, translate
 from baton.tls import TLS_SETTINGS
@@ -22,8 +23,6 @@ from baton.v1.pool_service_pb2 import (
     ScaleResponse,
 )
 from baton.v1.pool_service_pb2_grpc import PoolServiceStub
-
-DEFAULT_CONTROL_ADDRESS = "127.0.0.1:50053"
 
 ResponseT = TypeVar("ResponseT")
 

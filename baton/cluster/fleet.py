@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from baton.cluster.config import MAX_WORKERS, ClusterConfig
+from baton.cluster.config import ClusterConfig
+from baton.cluster.defaults import MAX_WORKERS
 from baton.cluster.free_ports import LOOPBACK
 from baton.cluster.pool_link import PoolLink
 from baton.cluster.role_process import RoleProcess

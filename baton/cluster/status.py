@@ -5,13 +5,12 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
+from baton.cluster.defaults import DEFAULT_ADMIN_ADDRESS
 from baton.errors import BatonError, Unavailable, UnknownRequest
 from baton.rpc import OpenChannel, open_channel, translate
 from baton.tls import TLS_SETTINGS
 from baton.v1 import admin_service_pb2
 from baton.v1.admin_service_pb2_grpc import AdminServiceStub
-
-DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
 
 
 async def fetch_status(

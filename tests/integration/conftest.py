@@ -17,7 +17,8 @@ from baton.pull import pull
 from benchmarks.tiny_llama import write_tiny_model
 
 REAL_MODEL = "smollm2-135m-instruct"
-ANY_PORTS = {"port": 0, "http_port": 0, "admin_port": 0, "control_port": 0, "dashboard_port": 0, "drain_s": 1.0}
+PORTS = ("port", "http_port", "admin_port", "control_port", "dashboard_port")
+ANY_PORTS = {**dict.fromkeys(PORTS, 0), "drain_s": 1.0}
 
 
 @pytest.fixture(scope="session")

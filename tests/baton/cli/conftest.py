@@ -60,6 +60,7 @@ class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
         self.authorizations: list[object] = []
         self.status = admin_service_pb2.GetClusterStatusResponse(router="router-0", model="tiny")
         self.explained: dict[str, admin_service_pb2.GetRouteExplainResponse] = {}
+        self.models = [inference_service_pb2.Model(name="tiny", max_model_len=64, weights_id="abc")]
         self.address = ""
         self.breaks_off = False
         # When set, answer 0 ends and the others wait for it.
@@ -110,6 +111,9 @@ class FakeRouter(InferenceServiceServicer, AdminServiceServicer):
                 ),
             )
         )
+
+    def ListModels(self, request, context):  # noqa: N802
+        return inference_service_pb2.ListModelsResponse(models=self.models)
 
     def GetClusterStatus(self, request, context):  # noqa: N802
         return self.status

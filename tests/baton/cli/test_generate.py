@@ -138,9 +138,11 @@ def test_the_key_comes_from_the_environment(baton, router, monkeypatch, command)
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_a_key_is_not_sent_to_another_machine_in_plain_text(baton, monkeypatch, command) -> None:
     monkeypatch.setenv("BATON_API_KEY", "0123456789abcdef")
+    monkeypatch.setattr(f"baton.cli.{command}.CONNECT_S", 0.2)
+    # An address of nobody. With a key it is dialled with TLS, so there is nothing to refuse.
     ran = baton(command, "x", "--address", "192.0.2.1:50051")
-    assert (ran.code, ran.out) == (2, "")
-    assert "would cross the network to 192.0.2.1:50051 in plain text" in ran.err
+    assert (ran.code, ran.out) == (3, "")
+    assert "no router answers at 192.0.2.1:50051" in ran.err
     assert "0123456789abcdef" not in ran.err
 
 
@@ -227,3 +229,25 @@ def test_nobody_there_is_exit_code_3(baton, monkeypatch) -> None:
     assert (ran.code, ran.out) == (3, "")
     assert "no router answers at 127.0.0.1:1" in ran.err
     assert "baton up" in ran.err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_key_may_come_from_a_file_which_goes_before_the_environment(
+    baton, router, monkeypatch, tmp_path, command
+) -> None:
+    monkeypatch.setenv("BATON_API_KEY", "from-the-environment")
+    file = tmp_path / "key"
+    file.write_text("0123456789abcdef-file\n")
+    ran = baton(command, "x", "--address", router.address, "--api-key-file", str(file))
+    assert ran.code == 0
+    assert router.authorizations[-1] == "Bearer 0123456789abcdef-file"
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "cannot be read"), ("\n", "is empty")])
+def test_a_file_without_a_key_is_a_usage_error(baton, router, tmp_path, content, message) -> None:
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_text(content)
+    ran = baton("chat", "x", "--address", router.address, "--api-key-file", str(file))
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from baton.cli.main import app, exit_code, main
+from baton.cli.commands import COMMANDS
+from baton.cli.exit_codes import exit_code
+from baton.cli.main import main
 from baton.errors import (
     ConfigError,
     IncompatiblePeer,
@@ -32,16 +34,17 @@ def test_help_lists_the_commands(monkeypatch, capsys, arguments):
     code, out, _ = run(monkeypatch, capsys, *arguments)
     assert code == 0
     assert "Usage: baton" in out
-    assert "pull" in out
+    for word in ("pull", "bench", "doctor", "--install-completion"):
+        assert word in out
     codes = (
-        "Exit codes: 0 done, 1 failed or the model cannot be used, 2 wrong usage or setting, "
-        "3 nothing answers, 130 interrupted."
+        "Exit codes: 0 done, 1 failed, or the model cannot be used, 2 wrong usage or setting, "
+        "3 nothing answers, 4 not ready yet, 130 interrupted."
     )
     assert codes in " ".join(out.split())
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
-@pytest.mark.parametrize("command", [command.callback.__name__ for command in app.registered_commands])
+@pytest.mark.parametrize("command", [entry.name for entry in COMMANDS])
 def test_each_command_has_help(monkeypatch, capsys, command, option):
     code, out, _ = run(monkeypatch, capsys, command, option)
     assert code == 0
@@ -125,12 +128,52 @@ def test_pull_prints_folder_and_weights_id(monkeypatch, capsys, tmp_path):
     }
 
 
-def test_the_command_line_imports_no_torch():
-    code = "import sys, baton.cli.main; print(*sys.modules)"
+def loaded_by(code: str) -> set[str]:
+    code = f"import sys, contextlib, io, baton.cli.main\n{code}\nprint(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(ran.stdout.split())
-    assert "baton.cli.main" in loaded
-    assert not loaded & {"torch", "numpy", "ray", "transformers", "huggingface_hub"}
+    return set(ran.stdout.split())
+
+
+def test_no_command_imports_what_the_base_install_lacks():
+    loaded = loaded_by("from baton.cli.commands import COMMANDS\nfor entry in COMMANDS: entry.load()")
+    assert {f"baton.cli.{entry.name}" for entry in COMMANDS} <= loaded
+    assert not loaded & {"torch", "numpy", "ray", "transformers", "huggingface_hub", "redis", "matplotlib"}
+
+
+def test_help_and_completion_load_no_command():
+    code = (
+        "sys.argv = ['baton', '--help']\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "    baton.cli.main.main()"
+    )
+    loaded = loaded_by(code)
+    assert "baton.cli.commands" in loaded
+    assert not loaded & {f"baton.cli.{entry.name}" for entry in COMMANDS}
+    assert not loaded & {"grpc", "google.protobuf", "structlog", "opentelemetry", "asyncio"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("baton sta", {"status"}),
+        ("baton status --tls-c", {"--tls-ca", "--tls-cert"}),
+        ("baton config show p", {"prefill", "pool"}),
+    ],
+)
+def test_a_shell_completes(monkeypatch, capsys, words, expected):
+    monkeypatch.setenv("_BATON_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    _, out, _ = run(monkeypatch, capsys)
+    assert set(out.split()) == expected
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_can_be_shown(monkeypatch, capsys, shell):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    code, out, _ = run(monkeypatch, capsys, "--show-completion", shell)
+    assert code == 0
+    assert "_BATON_COMPLETE" in out
 
 
 def test_an_interrupt_is_exit_code_130(monkeypatch, capsys):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 import pytest
 
@@ -27,3 +28,10 @@ def test_what_it_prints_stands_for_the_key_in_a_tenants_file(baton, tmp_path) ->
     path = tmp_path / "tenants.toml"
     path.write_text(f'[tenants.a]\nkeys = ["{baton("tenants", "hash", stdin=KEY.encode()).out.strip()}"]\n')
     assert Tenants.load(str(path)).of([("authorization", f"Bearer {KEY}")]).name == "a"
+
+
+def test_json_has_the_digest_too(baton) -> None:
+    key = b"0123456789abcdef0123456789abcdef\n"
+    plain = baton("tenants", "hash", stdin=key)
+    ran = baton("tenants", "hash", "--json", stdin=key)
+    assert (ran.code, json.loads(ran.out)) == (0, {"digest": plain.out.strip()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
@@ -147,3 +148,44 @@ def tiny_folder(tmp_path):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return folder
+
+
+class StartedCluster:
+    """One that is up, and is stopped as soon as it runs."""
+
+    config = ClusterConfig(model="tiny", ray=False)
+    addresses = ("127.0.0.1:1", "127.0.0.1:2")
+    address = "127.0.0.1:1"
+    http_urls = ("http://127.0.0.1:3/v1",)
+    admin_addresses = ("127.0.0.1:4",)
+    control_address = "127.0.0.1:5"
+    dashboard_url = "http://127.0.0.1:6"
+    log_dir = "/logs"
+
+    async def __aenter__(self) -> StartedCluster:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        return
+
+    async def run(self) -> None:
+        return
+
+
+def test_json_names_every_address_once_they_can_be_used(baton, monkeypatch) -> None:
+    async def start(self: ClusterConsole, config: ClusterConfig, config_file: str = "") -> StartedCluster:
+        return StartedCluster()
+
+    monkeypatch.setattr(ClusterConsole, "start", start)
+    ran = baton("up", "--json")
+    assert ran.code == 0
+    assert json.loads(ran.out) == {
+        "model": "tiny",
+        "grpc": ["127.0.0.1:1", "127.0.0.1:2"],
+        "http": ["http://127.0.0.1:3/v1"],
+        "admin": ["127.0.0.1:4"],
+        "control": "127.0.0.1:5",
+        "dashboard_url": "",
+        "log_dir": "/logs",
+    }
+    assert "http://127.0.0.1:3/v1" in ran.err
