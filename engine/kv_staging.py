@@ -25,6 +25,7 @@ import torch
 
 from baton.errors import ConfigError
 from engine.kv_cache import available_bytes
+from engine.upload import uploaded
 
 if TYPE_CHECKING:
     from engine.batch import ForwardBatch, Int64Array
@@ -104,7 +105,7 @@ class KvStaging:
         self._next = (self._next + 1) % len(self._stages)
         stage.generation += 1
         step = StagedStep(stage, stage.generation, places)
-        return StagedRows(step, torch.from_numpy(slots_T).to(stage.layers_Ln2Kbh.device))
+        return StagedRows(step, uploaded(slots_T, stage.layers_Ln2Kbh.device))
 
     def _add(self, batch: ForwardBatch, index: int, places: dict[int, int], slots_T: Int64Array) -> None:
         size = self._block_size

@@ -49,8 +49,12 @@ def load_engine(
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    if config.device == "cpu":
+    device = torch.device(config.device)
+    if device.type == "cpu":
         keep_freed_memory()
+    elif device.index is not None:
+        # Kernels are launched on the thread's current device, whatever the device of their tensors.
+        torch.cuda.set_device(device)
     model_dir = model_dir or ModelDir.open(config.model)
     model_config = model_dir.model_config
     if model_dir.config.get(DUAL_CHUNK) is not None:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from baton.errors import BatonError
+from engine.upload import uploaded
 
 if TYPE_CHECKING:
     from engine.batch import Biases, BoolArray, LogitEdits, Penalties, RowTokens
@@ -53,9 +54,9 @@ def _penalise(logits_SV: torch.Tensor, penalties: Penalties) -> None:
     """
     device = logits_SV.device
     index = _index(penalties.at, device)
-    rows_E, counts_E = index[0], torch.from_numpy(penalties.counts).to(device)
+    rows_E, counts_E = index[0], uploaded(penalties.counts, device)
     repetition_E, presence_E, frequency_E = (
-        torch.from_numpy(values).to(device)[rows_E]
+        uploaded(values, device)[rows_E]
         for values in (penalties.repetition, penalties.presence, penalties.frequency)
     )
     logits_E = logits_SV[index]
@@ -67,14 +68,14 @@ def _penalise(logits_SV: torch.Tensor, penalties: Penalties) -> None:
 
 
 def _bias(logits_SV: torch.Tensor, biases: Biases) -> None:
-    values = torch.from_numpy(biases.values).to(logits_SV.device)
+    values = uploaded(biases.values, logits_SV.device)
     logits_SV.index_put_(_index(biases.at, logits_SV.device), values, accumulate=True)
 
 
 def _allow_only(logits_SV: torch.Tensor, allowed: RowTokens) -> None:
     index = _index(allowed, logits_SV.device)
     kept_E = logits_SV[index]
-    logits_SV[torch.from_numpy(np.unique(allowed.rows)).to(logits_SV.device)] = -torch.inf
+    logits_SV[uploaded(np.unique(allowed.rows), logits_SV.device)] = -torch.inf
     logits_SV[index] = kept_E
 
 
@@ -86,10 +87,10 @@ def _mask(logits_SV: torch.Tensor, masks: Sequence[tuple[int, TokenMask]]) -> di
         except BatonError as error:
             errors[row] = error
         else:
-            allowed_V = torch.from_numpy(unpack(bits, logits_SV.shape[1])).to(logits_SV.device)
+            allowed_V = uploaded(unpack(bits, logits_SV.shape[1]), logits_SV.device)
             logits_SV[row].masked_fill_(~allowed_V, -torch.inf)
     return errors
 
 
 def _index(at: RowTokens, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.from_numpy(at.rows).to(device), torch.from_numpy(at.token_ids).to(device)
+    return uploaded(at.rows, device), uploaded(at.token_ids, device)

@@ -23,6 +23,7 @@ from engine.filters import survivors
 from engine.logits import edit_
 from engine.logprobs import RowLogprobs, finite_rows
 from engine.philox import gumbel, gumbel_of_all
+from engine.upload import uploaded
 
 if TYPE_CHECKING:
     from engine.batch import BoolArray, Float32Array, Int64Array, SamplingArrays, UInt64Array
@@ -100,14 +101,14 @@ def _top_of_all(raw: RowLogprobs | None, wanted: Int64Array, count: int, num_row
 
 
 def _index(rows: Int64Array, logits_SV: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(rows).to(logits_SV.device)
+    return uploaded(rows, logits_SV.device)
 
 
 def _draw(logits_RV: torch.Tensor, params: SamplingArrays, rows: Int64Array) -> torch.Tensor:
     device = logits_RV.device
 
     def column(values: Int64Array | Float32Array) -> torch.Tensor:
-        return torch.from_numpy(values[rows]).to(device)
+        return uploaded(values[rows], device)
 
     # Relative to the likeliest token, so that no temperature can overflow.
     scaled_RV = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).div_(column(params.temperature)[:, None])
@@ -121,7 +122,7 @@ def _draw(logits_RV: torch.Tensor, params: SamplingArrays, rows: Int64Array) -> 
         token_ids[row] = _draw_dense(scaled_RV[row], kept_RV[row], keys, row)
     sparse = np.flatnonzero(~is_dense_R)
     if len(sparse):
-        index = torch.from_numpy(sparse).to(device)
+        index = uploaded(sparse, device)
         token_ids[index] = _draw_sparse(scaled_RV[index], kept_RV[index], keys.select(sparse))
     return token_ids
 
@@ -171,4 +172,4 @@ class _Keys:
         """[4, R] int64: low and high half of the seed, position, sample_index."""
         low = (self.seed & np.uint64(0xFFFFFFFF)).astype(np.int64)
         high = (self.seed >> np.uint64(32)).astype(np.int64)
-        return torch.from_numpy(np.stack([low, high, self.position, self.sample_index])).to(device)
+        return uploaded(np.stack([low, high, self.position, self.sample_index]), device)

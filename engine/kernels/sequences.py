@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from engine.batch import ForwardBatch, Int32Array, Int64Array
+from engine.upload import uploaded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +57,7 @@ class Sequences:
         """Arrays as the fields of the same name, on the host."""
 
         def to(array: Int32Array) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(device)
+            return uploaded(np.ascontiguousarray(array, np.int32), device)
 
         return cls(
             starts=to(starts),
@@ -87,5 +88,5 @@ class Sequences:
             cached = (self._host_seq_lens - self._host_lengths)[sequences]
             order = np.argsort(-(cached + within * rows), kind="stable")
             table = np.stack([sequences[order], within[order] * rows], axis=1).astype(np.int32)
-            self._tiles[rows] = torch.from_numpy(table).to(self.starts.device)
+            self._tiles[rows] = uploaded(table, self.starts.device)
         return self._tiles[rows]

@@ -28,6 +28,7 @@ from torch.nn import functional
 from engine.batch import BoolArray, ForwardBatch, Int64Array
 from engine.model.blocked_attention import blocked_attention, scaled_product
 from engine.model.kv_range import narrowed
+from engine.upload import uploaded
 
 # Sequences share one padded decode product while the longest has at most this many times the
 # blocks of the shortest; padding then at most doubles the bytes that are read.
@@ -95,10 +96,10 @@ class DecodeGroup:
         padding = positions >= span.length[:, None]
         whole = len(members) == batch.num_tokens
         return cls(
-            rows=None if whole else _to(batch.cu_seqlens_q[members].astype(np.int64), device),
-            block_ids=_to(tables.reshape(-1), device),
-            masked=_to(padding | (positions < span.hidden[:, None]), device),
-            stale=_to(np.flatnonzero(_stale(padding, span, block_size)), device),
+            rows=None if whole else uploaded(batch.cu_seqlens_q[members].astype(np.int64), device),
+            block_ids=uploaded(tables.reshape(-1), device),
+            masked=uploaded(padding | (positions < span.hidden[:, None]), device),
+            stale=uploaded(np.flatnonzero(_stale(padding, span, block_size)), device),
         )
 
 
@@ -136,7 +137,7 @@ class PromptChunk:
                 int(part[0]) for part in (span.first_block, span.num_blocks, span.length)
             )
             table = batch.block_tables[index, first : first + num_blocks]
-            block_ids = _to(table.astype(np.int64), device)
+            block_ids = uploaded(table.astype(np.int64), device)
         if window >= seq_len:
             window = 0
         is_fused = fuses_chunks(device)
@@ -191,8 +192,8 @@ class AttentionPlan:
             for window in sorted(set(outgrown.values()))
         }
         return cls(
-            blocks=_to(batch.slot_mapping // block_size, device),
-            offsets=_to(batch.slot_mapping % block_size, device),
+            blocks=uploaded(batch.slot_mapping // block_size, device),
+            offsets=uploaded(batch.slot_mapping % block_size, device),
             by_window={window: plans[effective] for window, effective in outgrown.items()},
         )
 
@@ -327,7 +328,3 @@ def _stale(padding: BoolArray, span: ContextSpan, block_size: int) -> BoolArray:
     # Padding repeats the first block: it holds only the sequence's own tokens once that is full.
     own = np.arange(padding.shape[1]) < (span.num_blocks * block_size)[:, None]
     return np.asarray(padding & (own | (span.length < block_size)[:, None]))
-
-
-def _to(array: Int64Array | BoolArray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -18,6 +18,7 @@ from torch.nn import functional
 from engine.model.forward_pass import DecoderWeights, ForwardPass, OnStored, StepInputs, Watch
 from engine.model.plain_pass import PlainPass
 from engine.model.rope import Rope
+from engine.upload import uploaded
 
 if TYPE_CHECKING:
     from baton.model_config import ModelConfig
@@ -55,16 +56,16 @@ class Decoder:
 
     def prepare(self, batch: ForwardBatch, block_size: int, staged: StagedRows | None = None) -> StepInputs:
         """Brings a batch to the device and builds everything that no layer changes."""
-        positions = torch.from_numpy(batch.positions).to(self.device)
+        positions = uploaded(batch.positions, self.device)
         steps = None
         if batch.rope_steps is not None:
-            steps = torch.from_numpy(batch.rope_steps).to(self.device)
+            steps = uploaded(batch.rope_steps, self.device)
         output_rows = batch.logits_rows
         if batch.scored is not None:
             output_rows = np.concatenate([output_rows, batch.scored.rows])
         return StepInputs(
-            token_ids=torch.from_numpy(batch.token_ids).to(self.device),
-            output_rows=torch.from_numpy(output_rows).to(self.device),
+            token_ids=uploaded(batch.token_ids, self.device),
+            output_rows=uploaded(output_rows, self.device),
             angles=tuple(rope.rows(positions, steps) for rope in self._ropes),
             plan=self.forward_pass.plan(batch, block_size, self.device),
             staged=staged,

@@ -25,37 +25,36 @@ from engine.kernels.add_rms_norm import add_rms_norm
 from engine.kernels.contests import EMBED_RMS_NORM_QKV, PREFILL_ATTENTION
 from engine.kernels.embed_rms_norm_qkv import embed_rms_norm_qkv
 from engine.kernels.gated_activation import gated_activation
-from engine.kernels.paged_attention import paged_attention
+from engine.kernels.paged_attention import MAX_NEW_TOKENS, paged_attention
 from engine.kernels.prefill_attention import prefill_attention
 from engine.kernels.rope_store_kv import rope_store_kv
 from engine.kernels.sequences import Sequences
 from engine.model.attention import fused_attention
 from engine.model.layer import Mlp
+from engine.upload import uploaded
 
 if TYPE_CHECKING:
     from baton.model_config import ModelConfig
-    from engine.batch import BoolArray, ForwardBatch, Int32Array
+    from engine.batch import BoolArray, ForwardBatch, Int64Array
     from engine.kernels.choices import Choices
     from engine.kv_cache import KVCache
     from engine.model.forward_pass import DecoderWeights, OnStored, StepInputs, Watch
     from engine.model.layer import LayerWeights
     from engine.model.moe import Experts
 
-# Most new tokens of a sequence that attends like a decoding one.
-MAX_DECODE_TOKENS = 8
-
 
 @dataclass(frozen=True, slots=True)
 class FusedPlan:
     """A step's attention. slots: [T] int64.  few: sequences of up to 8 new tokens.  many: of more.
 
-    short: rows of whole prompts that torch's fused attention computes faster.
+    short: rows of the step's only prompt, if torch's fused attention computes it faster. Of several prompts,
+        each would be a launch of its own.
     """
 
     slots: torch.Tensor
     few: Sequences | None
     many: Sequences | None
-    short: tuple[slice, ...]
+    short: slice | None
 
 
 class FusedPass:
@@ -68,33 +67,33 @@ class FusedPass:
     def plan(self, batch: ForwardBatch, block_size: int, device: torch.device) -> FusedPlan:  # noqa: ARG002
         """Sorts the sequences by their new tokens."""
         num_new = np.diff(batch.cu_seqlens_q)
-        is_few = num_new <= MAX_DECODE_TOKENS
-        is_short = ~is_few & (num_new == batch.seq_lens) & self._is_short(num_new)
+        is_few = (num_new > 0) & (num_new <= MAX_NEW_TOKENS)
+        is_many = num_new > MAX_NEW_TOKENS
+        short = self._short(batch, np.flatnonzero(is_many))
 
         def those(chosen: BoolArray) -> Sequences | None:
             members = np.flatnonzero(chosen)
             return Sequences.of(batch, members, device) if len(members) else None
 
         return FusedPlan(
-            slots=torch.from_numpy(batch.slot_mapping).to(device),
+            slots=uploaded(batch.slot_mapping, device),
             few=those(is_few),
-            many=those(~is_few & ~is_short),
-            short=tuple(
-                slice(*batch.cu_seqlens_q[index : index + 2].tolist()) for index in np.flatnonzero(is_short)
-            ),
+            many=those(is_many) if short is None else None,
+            short=short,
         )
 
-    def _is_short(self, num_tokens_B: Int32Array) -> BoolArray:
-        """Of whole prompts of such lengths, which are computed without a kernel."""
-        windows = [window for window in self._config.windows if window]
-        return np.array(
-            [
-                not self.choices.uses_kernel(PREFILL_ATTENTION, int(num_tokens))
-                and num_tokens <= min(windows, default=num_tokens)
-                for num_tokens in num_tokens_B
-            ],
-            np.bool_,
-        )
+    def _short(self, batch: ForwardBatch, prompts: Int64Array) -> slice | None:
+        """Rows of the prompt that is computed without a kernel; prompts: those of the step."""
+        if len(prompts) != 1:
+            return None
+        index = int(prompts[0])
+        start, end = batch.cu_seqlens_q[index : index + 2].tolist()
+        num_tokens = end - start
+        most = min((window for window in self._config.windows if window), default=num_tokens)
+        is_whole = num_tokens == batch.seq_lens[index]
+        if not is_whole or num_tokens > most or self.choices.uses_kernel(PREFILL_ATTENTION, num_tokens):
+            return None
+        return slice(start, end)
 
     def run(
         self,
@@ -158,9 +157,9 @@ class FusedPass:
         config, plan, staged, cache_N2Kbh = self._config, inputs.plan, inputs.staged, cache.layer(index)
         layer, num_heads = config.layers[index], config.num_heads
         qkv_TNh = qkv_TO.view(len(qkv_TO), -1, config.head_dim)
-        # Short prompts read the new keys and values here, as they are in the cache.
+        # A short prompt reads the new keys and values here, as they are in the cache.
         shape = (len(qkv_TO), 2, config.num_kv_heads, config.head_dim)
-        kv_T2Kh = qkv_TO.new_empty(shape) if plan.short else None
+        kv_T2Kh = qkv_TO.new_empty(shape) if plan.short is not None else None
         rope_store_kv(
             qkv_TNh,
             *inputs.angles[layer.rope],
@@ -190,11 +189,11 @@ class FusedPass:
                     choices=self.choices,
                 )
         if kv_T2Kh is not None:
-            for rows in plan.short:
-                kv_2KTh = kv_T2Kh[rows].permute(1, 2, 0, 3)
-                q_HTh = q_THh[rows].transpose(0, 1)
-                attended = fused_attention(q_HTh, kv_2KTh, None, scale=config.attention_scale)
-                out_THh[rows] = attended.transpose(0, 1)
+            rows = plan.short
+            kv_2KTh = kv_T2Kh[rows].permute(1, 2, 0, 3)
+            q_HTh = q_THh[rows].transpose(0, 1)
+            attended = fused_attention(q_HTh, kv_2KTh, None, scale=config.attention_scale)
+            out_THh[rows] = attended.transpose(0, 1)
         return out_THh.flatten(1)
 
     def _mlp(self, mlp: Mlp | Experts, x_TD: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from engine.batch_builder import Chunk, build_batch
 from engine.config import EngineConfig
 from engine.kernels.choices import UNMEASURED, Choices
 from engine.kernels.contests import EMBED_RMS_NORM_QKV, PREFILL_ATTENTION
+from engine.kernels.prefill_attention import prefill_attention
 from engine.kv_cache import KVCache
 from engine.loop import EngineLoop
 from engine.model.fused_pass import FusedPass
@@ -70,6 +73,35 @@ def test_a_whole_engine_gives_transformers_tokens(family_model: Families) -> Non
     assert [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)] == [
         greedy_reference(reference, prompt, 6) for prompt in prompts
     ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "choices", "by_kernel"),
+    [((1, 11), VENDOR, 0), ((1, 11), UNMEASURED, 3), ((9, 11), VENDOR, 3)],
+    ids=["the only prompt", "measured as slower", "one of two"],
+)
+def test_the_vendors_attention_computes_a_prompt_that_is_alone_and_short(
+    family_model: Families,
+    monkeypatch: pytest.MonkeyPatch,
+    counts: tuple[int, int],
+    choices: Choices,
+    by_kernel: int,
+) -> None:
+    folder, reference = family_model("qwen2")
+    runner, free, calls = fused(load_runner(folder), choices), shuffled_blocks(), []
+    prompts = prompts_of(*counts)
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        calls.append(args)
+        prefill_attention(*args, **kwargs)
+
+    monkeypatch.setattr("engine.model.fused_pass.prefill_attention", counted)
+    requests = [scattered(prompt, free) for prompt in prompts]
+    computed = logits_of(runner, list(zip(requests, counts, strict=True)))
+
+    for prompt, logits in zip(prompts, computed, strict=True):
+        torch.testing.assert_close(logits, reference_logits(reference, prompt), **TOLERANCE)
+    assert len(calls) == by_kernel, "of three layers"
 
 
 def test_half_precision_is_as_close_to_fp32_as_the_plain_pass(family_model: Families) -> None:
