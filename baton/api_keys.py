@@ -9,13 +9,13 @@ only a key that nobody can guess, which is why short ones are refused.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from baton.errors import ConfigError
+from baton.targets import is_local
 
 # Of a gRPC call; lower case, as HTTP/2 wants it.
 METADATA_KEY: Final = "authorization"
@@ -59,6 +59,10 @@ class ApiKey:
         return digest_of(self.secret)
 
 
+# A function is asked before each call, so that a key may change while a client lives.
+KeySource = ApiKey | Callable[[], str]
+
+
 def digest_of(secret: str) -> str:
     """The digest of a presented key, whatever its form."""
     return DIGEST_PREFIX + hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
@@ -70,24 +74,9 @@ def refuse_plain_text(targets: Iterable[str]) -> None:
     targets: addresses that are dialled without TLS, host:port or other gRPC names.
     """
     for target in targets:
-        if not _is_local(target):
+        if not is_local(target):
             raise ConfigError(
                 f"the API key would cross the network to {target} in plain text; set tls_ca, or say "
                 "insecure_key if something else encrypts the way there",
                 field="api_key",
             )
-
-
-def _is_local(target: str) -> bool:
-    """Whether it is on this machine for certain: a loopback address, "localhost" or a Unix socket."""
-    if target.startswith(("unix:", "unix-abstract:")):
-        return True
-    # gRPC's own schemes: dns:host:port, dns://authority/host:port, ipv4:address:port, ipv6:[address]:port.
-    address = re.sub(r"^(dns|ipv4|ipv6):(//[^/]*/)?", "", target)
-    host = address[1:].partition("]")[0] if address.startswith("[") else address.partition(":")[0]
-    if host.lower() == "localhost":
-        return "," not in address
-    try:
-        return "," not in address and ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -14,6 +14,7 @@
     |-- Cancelled            CANCELLED            no retry   the caller gave up
     |-- PoisonRequest        INTERNAL             no retry   workers die of it, also when it runs alone
     |-- NonFiniteLogits      INTERNAL             no retry   the model produced NaN or infinity
+    |-- IncompleteAnswer     OUT_OF_RANGE         no retry   an answer ended before its JSON did; has the text
     |-- IncompatiblePeer     FAILED_PRECONDITION  no retry   fingerprints differ; names the field
     |-- ModelError           FAILED_PRECONDITION  no retry   a model folder cannot be used; names the file
     |-- ConfigError          INVALID_ARGUMENT     no retry   a setting is unknown or wrong (also a ValueError)
@@ -37,6 +38,7 @@ class BatonError(Exception):
         retryable: whether the same request may succeed later.
         field: request field at fault, or "".
         retry_after_s: when to try again, in seconds, or None.
+        request_id: of the generation that failed, where the SDK knows it; otherwise "".
     """
 
     code: ClassVar[str] = "ERROR"
@@ -48,6 +50,7 @@ class BatonError(Exception):
         self.message = message
         self.field = field
         self.retry_after_s = retry_after_s
+        self.request_id = ""
 
 
 class InvalidRequest(BatonError):
@@ -136,6 +139,22 @@ class NonFiniteLogits(BatonError):
     """The model produced NaN or infinite logits for this request."""
 
     code = "NON_FINITE_LOGITS"
+
+
+class IncompleteAnswer(BatonError):
+    """An answer that was to be JSON ended before the JSON did; `field` names the option that ended it.
+
+    text: what there is of it.
+    """
+
+    code = "INCOMPLETE_ANSWER"
+    status = "OUT_OF_RANGE"
+
+    def __init__(
+        self, message: str, *, field: str = "", retry_after_s: float | None = None, text: str = ""
+    ) -> None:
+        super().__init__(message, field=field, retry_after_s=retry_after_s)
+        self.text = text
 
 
 class IncompatiblePeer(BatonError):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
+from baton.chat_messages import Message, to_chat
 from baton.errors import BatonError, InvalidRequest
 from baton.priorities import PRIORITIES
+from baton.rpc import MAX_MESSAGE_BYTES
 from baton.sampling import Grammar
-from baton.v1.inference_service_pb2 import ChatMessage, GenerateRequest
+from baton.v1.inference_service_pb2 import GenerateRequest
 
 _OPTIONS = frozenset(field.name for field in GenerateRequest.DESCRIPTOR.fields) - {
     "text",
@@ -19,17 +20,18 @@ _OPTIONS = frozenset(field.name for field in GenerateRequest.DESCRIPTOR.fields) 
     "token_ids",
     "partial_answers",
 }
+_OF_CHATS = ("tools", "template_arguments")
 
 
 def build_request(
     prompt: str | None,
-    messages: Sequence[Mapping[str, str]] | None,
+    messages: Sequence[Message] | None,
     token_ids: Sequence[int] | None,
     options: Mapping[str, Any],
 ) -> GenerateRequest:
     """The request; raises InvalidRequest for an unknown option or a value that its field cannot hold.
 
-    Also for anything but exactly one of prompt, messages and token_ids.
+    Also for anything but exactly one of prompt, messages and token_ids, and for a request too large to send.
     """
     prompts = {"prompt": prompt, "messages": messages, "token_ids": token_ids}
     given = [name for name, value in prompts.items() if value is not None]
@@ -40,29 +42,32 @@ def build_request(
     request = GenerateRequest()
     if prompt is not None:
         _set_with("prompt", lambda: request.MergeFrom(GenerateRequest(text=prompt)))
+    of_chat = {name: options[name] for name in _OF_CHATS if options.get(name) is not None}
     if messages is not None:
-        _set_with("messages", partial(_add_messages, request, messages))
+        request.chat.SetInParent()
+        request.chat.CopyFrom(to_chat(messages, **of_chat))
+    elif of_chat:
+        name = next(iter(of_chat))
+        raise InvalidRequest(
+            f"{name} is an option of conversations: give messages, not {given[0]}", field=name
+        )
     if token_ids is not None:
         request.token_ids.SetInParent()
         _set_with("token_ids", lambda: request.token_ids.ids.extend(token_ids))
     for name, value in options.items():
+        if name in _OF_CHATS:
+            continue
         if name not in _OPTIONS:
-            raise InvalidRequest(
-                f"{name} is not an option; allowed: {', '.join(sorted(_OPTIONS))}", field=name
-            )
+            allowed = ", ".join(sorted(_OPTIONS.union(_OF_CHATS)))
+            raise InvalidRequest(f"{name} is not an option; allowed: {allowed}", field=name)
         _set(request, name, value)
+    if (num_bytes := request.ByteSize()) > MAX_MESSAGE_BYTES:
+        raise InvalidRequest(
+            f"the request takes {num_bytes} bytes; at most {MAX_MESSAGE_BYTES} can be sent: "
+            f"shorten {given[0]}",
+            field=given[0],
+        )
     return request
-
-
-def _add_messages(request: GenerateRequest, messages: Sequence[Mapping[str, str]]) -> None:
-    request.chat.SetInParent()
-    for message in messages:
-        if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
-            raise TypeError
-        if None in message.values():
-            # protobuf takes None for a field that is not there.
-            raise TypeError
-        request.chat.messages.append(ChatMessage(role=message["role"], content=message["content"]))
 
 
 def _texts(value: str | Sequence[str]) -> Sequence[str]:
@@ -131,7 +136,6 @@ _VALUES: Mapping[int, str] = {
 }
 _ALLOWED: Mapping[str, str] = {
     "prompt": "text (ids of tokens go to token_ids=, messages of a chat to messages=)",
-    "messages": 'a sequence of mappings, each with "role" and "content", both text, and nothing else',
     "token_ids": "a sequence, each a whole number from 0 to 2**32 - 1",
     "stop": "a text or a sequence of texts",
     "logit_bias": "a mapping from token ids to numbers",

@@ -24,24 +24,33 @@ from baton.errors import (
     Overloaded,
     Unavailable,
 )
+from baton.retry import DEFAULT_RETRY, Retry, Tries
 from baton.routers import Routers
 from baton.rpc import is_from_baton, translate
 from baton.telemetry import Span
 from baton.v1 import inference_service_pb2
 
-# How long an answer looks for a router that goes on with it, in seconds.
-RESUME_S = 15.0
-# Between two tries, doubling, with full jitter: all clients of a router lose it at the same moment.
-FIRST_PAUSE_S = 0.25
-LONGEST_PAUSE_S = 1.0
-
 _CANCELLED = "the generation was cancelled on this side"
 
 
 class Generation:
-    """The answers to one prompt as they arrive. Iterate once; leaving early needs cancel() or `async with`.
+    """The answers to one prompt as they arrive, from AsyncClient.generate() and chat().
 
-    rng: spreads the tries of clients that lose the same router.
+    Iterate once; leaving early needs cancel() or `async with`:
+
+    >>> from baton import AsyncClient
+    >>> client = await AsyncClient.connect("127.0.0.1:50051")
+    >>> async with client.generate("The first letters are", max_tokens=26) as generation:
+    ...     async for chunk in generation:
+    ...         print(chunk.text)
+    ...         if "C" in chunk.text:
+    ...             break
+     A,
+     B,
+     C,
+    >>> await client.close()
+
+    retry: when it asks again.  rng: spreads the tries of clients that lose the same router.
     """
 
     def __init__(
@@ -51,20 +60,29 @@ class Generation:
         span: Span,
         timeout_s: float | None,
         rng: random.Random,
+        *,
+        retry: Retry = DEFAULT_RETRY,
     ) -> None:
         self._routers = routers
         self._request = request
         self._span = span
-        self._rng = rng
+        self._tries = Tries(retry, rng)
         self._deadline_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         self._summary: Summary | None = None
-        self._lost_at: float | None = None
-        self._longest_pause_s = FIRST_PAUSE_S
         self._so_far: dict[int, inference_service_pb2.PartialAnswer] = {}
         self._num_prompt_tokens = 0
         self._prompt_tokens: list[PromptToken] = []
         self._cancelled = asyncio.Event()
         self._call = self._start()
+
+    def __repr__(self) -> str:
+        state = "ended" if self._summary else "broken off" if self._cancelled.is_set() else "open"
+        return f"<{type(self).__name__} {self.request_id or 'without an id yet'}, {state}>"
+
+    @property
+    def request_id(self) -> str:
+        """Its name in logs, in traces and for `baton explain`; "" until the router has drawn one."""
+        return self._request.request_id
 
     @property
     def summary(self) -> Summary:
@@ -82,7 +100,16 @@ class Generation:
         return [None, *self._prompt_tokens] if self._prompt_tokens else []
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        """The chunks; raises a BatonError if the generation fails."""
+        """The chunks.
+
+        Raises:
+            InvalidRequest: the router refuses the request; `field` names the part to change.
+            Unauthenticated: the router wants an API key, or another one.
+            Overloaded, Unavailable: it could not be served within what `retry` allows.
+            DeadlineExceeded: timeout_s has passed.
+            Cancelled: cancel() was called, or the client closed.
+            BatonError: anything else; baton/errors.py has the tree.
+        """
         try:
             while self._summary is None:
                 try:
@@ -92,17 +119,18 @@ class Generation:
                     if self._summary is None:
                         await self._resume(error)
         except BatonError as failure:
+            failure.request_id = self.request_id
             self._span.fail(failure)
             raise
         finally:
             self.cancel()
 
     async def text(self) -> str:
-        """The text of the first answer, once all are there."""
+        """The text of the first answer, once all are there; raises as the iteration does."""
         return (await self.answers())[0].text
 
     async def answers(self) -> list[Answer]:
-        """The whole answers by index, once all are there."""
+        """The whole answers by index, once all are there; raises as the iteration does."""
         chunks = [chunk async for chunk in self]
         return [Answer.join(choice, chunks) for choice in self.summary.choices]
 
@@ -127,6 +155,7 @@ class Generation:
         traceparent = (("traceparent", self._span.traceparent),) if self._span.traceparent else ()
         metadata = (*self._routers.metadata, *traceparent)
         self._target = self._routers.target
+        self._was_accepted = False
         return self._routers.stub.Generate(self._request, timeout=timeout_s, metadata=metadata)
 
     async def _receive(self) -> AsyncIterator[Chunk]:
@@ -154,6 +183,7 @@ class Generation:
             raise Unavailable("the router ended the answer in the middle")
 
     def _begin(self, started: inference_service_pb2.Started) -> None:
+        self._was_accepted = True
         self._request.seed = started.seed
         self._request.request_id = started.request_id
         self._num_prompt_tokens = started.num_prompt_tokens
@@ -174,8 +204,7 @@ class Generation:
         known.finish_reason = chunk.finish_reason
         if not has_ended:
             # Hearing once more of an end is no progress.
-            self._lost_at = None
-            self._longest_pause_s = FIRST_PAUSE_S
+            self._tries.progress()
         return not has_ended
 
     def _extend_prompt(self, chunk: inference_service_pb2.PromptLogprobsChunk) -> None:
@@ -191,33 +220,33 @@ class Generation:
             self._request.ClearField("prompt_logprobs")
 
     async def _resume(self, error: grpc.aio.AioRpcError) -> None:
-        """Goes on at another router, or raises what the failed call stands for.
-
-        What begins it is the loss of the router itself, or its word that it is about to leave: another error
-        that a router reports is its answer, after it has tried what it can. Once begun, a router that has no
-        workers yet is worth another try, and so is a full one, unless it asks for a longer wait than RESUME_S
-        leaves.
-        """
+        """Asks once more, at the next router if there is one, or raises what the failed call stands for."""
         now = asyncio.get_running_loop().time()
-        failure = translate(error)
-        is_resuming = self._lost_at is not None
-        has_left = isinstance(failure, Draining) or not is_from_baton(error)
-        # A router that is shut down cancels its calls; one that dies just ends them. Once begun, a full
-        # queue passes too: all clients of a lost router come to the next one together.
-        lost = isinstance(failure, Unavailable | Cancelled) and (is_resuming or has_left)
-        lost = lost or (is_resuming and isinstance(failure, Overloaded))
-        self._lost_at = self._lost_at or now
-        # A router without workers has just begun, and is soon asked again; a full one says how long it takes.
-        wait_s = (failure.retry_after_s or 0.0) if isinstance(failure, Overloaded) else 0.0
-        if not lost or now + wait_s - self._lost_at > RESUME_S:
+        failure, is_routers_word = translate(error), is_from_baton(error)
+        pause_s = None
+        if not self._is_missed_objective(failure):
+            pause_s = self._tries.pause_after(
+                failure,
+                now,
+                is_routers_word=is_routers_word,
+                was_accepted=self._was_accepted,
+                has_begun=bool(self._so_far),
+            )
+        if pause_s is None:
             raise failure from None
         self._routers.lose(self._target)
-        pause_s = wait_s + self._rng.uniform(0, self._longest_pause_s)
-        self._longest_pause_s = min(2 * self._longest_pause_s, LONGEST_PAUSE_S)
         if self._deadline_at is not None and now + pause_s >= self._deadline_at:
+            # A refusal says more than that there is no time to ask again; the loss of a router does not.
+            if is_routers_word and not self._so_far and not isinstance(failure, Draining):
+                raise failure from None
             raise DeadlineExceeded("the deadline comes before another router can go on with the answer")
         await self._pause(pause_s)
         self._call = self._start()
+
+    def _is_missed_objective(self, failure: BatonError) -> bool:
+        """Whether the first token cannot come when it is wanted: waiting would only make it later."""
+        is_strict = self._request.HasField("ttft_objective_ms")
+        return is_strict and not self._so_far and isinstance(failure, Overloaded)
 
     async def _pause(self, pause_s: float) -> None:
         """Between two calls; raises Cancelled if that is called meanwhile."""

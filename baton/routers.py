@@ -8,28 +8,37 @@ from typing import TYPE_CHECKING, Self
 
 import grpc.aio
 
-from baton.api_keys import ApiKey
-from baton.errors import InvalidRequest, Unavailable
-from baton.rpc import OpenChannel, open_router_channel
+from baton.api_keys import ApiKey, KeySource
+from baton.errors import BatonError, ConfigError, Unavailable
+from baton.rpc import OpenChannel, open_router_channel, translate
+from baton.v1.inference_service_pb2 import ListModelsRequest
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub
 
 if TYPE_CHECKING:
     from baton.v1.inference_service_pb2_grpc import InferenceServiceAsyncStub
 
 CONNECT_S = 2.0
+# How long one that has not answered is asked why.
+REASON_S = 0.5
 
 
 class Routers:
-    """Channels to routers of one cluster. Made by `await Routers.connect(targets, timeout_s)`."""
+    """Channels to routers of one cluster, opened when they are used; `await Routers.connect()` opens one now.
+
+    api_key: who is calling; a function is asked before each call.
+    """
 
     def __init__(
-        self, targets: Sequence[str], opener: OpenChannel = open_router_channel, api_key: ApiKey | None = None
+        self,
+        targets: Sequence[str],
+        opener: OpenChannel = open_router_channel,
+        api_key: KeySource | None = None,
     ) -> None:
         if not targets:
-            raise InvalidRequest("name at least one router", field="target")
+            raise ConfigError("target is empty; name at least one router", field="target")
         self._targets = list(targets)
         self._opener = opener
-        self._metadata = () if api_key is None else api_key.metadata
+        self._api_key = api_key
         self._index = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -39,23 +48,33 @@ class Routers:
         targets: Sequence[str],
         timeout_s: float,
         opener: OpenChannel = open_router_channel,
-        api_key: ApiKey | None = None,
+        api_key: KeySource | None = None,
     ) -> Self:
         """Connects to the first router that answers; raises Unavailable if none does in timeout_s seconds."""
         routers = cls(targets, opener, api_key)
+        await routers.find(timeout_s)
+        return routers
+
+    async def find(self, timeout_s: float) -> None:
+        """Makes the first router current that answers.
+
+        Raises Unavailable if none does in timeout_s seconds; then, and if it is cancelled, all is closed.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                await routers._find()
+                await self._find()
         except TimeoutError:
-            await routers.close()
+            reason = await self._reason()
+            await self.close()
             raise Unavailable(
-                f"no router answers at {', '.join(targets)}; is it running? `baton up` starts a local cluster"
-                "; a router with TLS takes tls_ca, and an address that its certificate names"
+                f"no router answers at {', '.join(self._targets)}; is it running? `baton up` starts a local "
+                "cluster; a router with TLS takes tls_ca, and an address that its certificate names"
+                + (f" ({reason.message})" if reason else ""),
+                field=reason.field if reason else "",
             ) from None
         except BaseException:
-            await routers.close()
+            await self.close()
             raise
-        return routers
 
     @property
     def stub(self) -> InferenceServiceAsyncStub:
@@ -64,8 +83,14 @@ class Routers:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries, to whichever router: who is calling."""
-        return self._metadata
+        """What every call carries, to whichever router: who is calling.
+
+        Raises ConfigError if a function gave something that is no key; what it raises itself passes.
+        """
+        if self._api_key is None:
+            return ()
+        key = self._api_key if isinstance(self._api_key, ApiKey) else ApiKey(self._api_key())
+        return key.metadata
 
     def lose(self, stub_target: str) -> None:
         """That router is gone: the next one is current, unless that is so already."""
@@ -93,6 +118,16 @@ class Routers:
         """Makes the first target current that connects; they are tried in turn until one does."""
         while not await _connects(self._channel):
             self.lose(self.target)
+
+    async def _reason(self) -> BatonError | None:
+        """What gRPC has to say of a router that does not answer; None if nothing."""
+        try:
+            # Without the key: this is not a call that anybody made.
+            await self.stub.ListModels(ListModelsRequest(), timeout=REASON_S)
+        except grpc.aio.AioRpcError as error:
+            failure = translate(error)
+            return failure if isinstance(failure, Unavailable) else None
+        return None
 
 
 async def _connects(channel: grpc.aio.Channel) -> bool:

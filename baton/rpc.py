@@ -67,11 +67,17 @@ _OPTIONS: Final[tuple[tuple[str, int | None, int | None], ...]] = (
 )
 CHANNEL_OPTIONS: Final = tuple((name, client) for name, client, _ in _OPTIONS if client is not None)
 SERVER_OPTIONS: Final = tuple((name, server) for name, _, server in _OPTIONS if server is not None)
-_ROUTER_PINGS: Final = {
-    "grpc.keepalive_time_ms": ROUTER_PING_INTERVAL_MS,
-    "grpc.http2.ping_timeout_ms": ROUTER_PING_TIMEOUT_MS,
-}
-ROUTER_CHANNEL_OPTIONS: Final = tuple({**dict(CHANNEL_OPTIONS), **_ROUTER_PINGS}.items())
+_OF_ROUTERS: Final[Mapping[str, int | str]] = MappingProxyType(
+    {
+        "grpc.keepalive_time_ms": ROUTER_PING_INTERVAL_MS,
+        "grpc.http2.ping_timeout_ms": ROUTER_PING_TIMEOUT_MS,
+        # Behind one name, such as a headless Service's, may be many routers; gRPC's default is to use one.
+        "grpc.service_config": '{"loadBalancingConfig": [{"round_robin": {}}]}',
+    }
+)
+ROUTER_CHANNEL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = tuple(
+    {**dict(CHANNEL_OPTIONS), **_OF_ROUTERS}.items()
+)
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
 
@@ -118,7 +124,9 @@ _TLS_FAILURES: Final[tuple[tuple[str, str, str], ...]] = (
         "it speaks plain text, this side TLS; set TLS at both ends or at none",
     ),
     (
-        "failed to connect to all addresses; last error: UNAVAILABLE: .*Socket closed",
+        # In the words of each way to use several addresses.
+        "(failed to connect to all addresses|connections to all backends failing); "
+        "last error: UNAVAILABLE: .*Socket closed",
         "tls_cert",
         "the connection was closed before a word was said; a port with TLS does so to a peer without it, or "
         "without a certificate that it trusts",
@@ -132,7 +140,7 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None = None,
     server_name: str = "",
     interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
-    options: Sequence[tuple[str, int]] = CHANNEL_OPTIONS,
+    options: Sequence[tuple[str, int | str]] = CHANNEL_OPTIONS,
 ) -> grpc.aio.Channel:
     """A channel with Baton's options; it connects on first use.
 
@@ -152,13 +160,24 @@ def open_channel(
 
 
 def open_router_channel(
-    target: str, *, credentials: grpc.ChannelCredentials | None = None
+    target: str,
+    *,
+    credentials: grpc.ChannelCredentials | None = None,
+    server_name: str = "",
+    interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
 ) -> grpc.aio.Channel:
     """A client's channel to a router: it breaks within 2.5 s of the last word from there.
 
-    A router that works but has nothing to say answers pings. Arguments are open_channel()'s.
+    A router that works but has nothing to say answers pings. A name with several addresses spreads the
+    calls over them. Arguments are open_channel()'s.
     """
-    return open_channel(target, credentials=credentials, options=ROUTER_CHANNEL_OPTIONS)
+    return open_channel(
+        target,
+        credentials=credentials,
+        server_name=server_name,
+        interceptors=interceptors,
+        options=ROUTER_CHANNEL_OPTIONS,
+    )
 
 
 def to_status(error: BatonError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:

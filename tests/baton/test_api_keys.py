@@ -71,6 +71,18 @@ async def test_every_call_carries_the_key() -> None:
         assert [metadata["authorization"] for metadata in scripted.metadata] == [SENT, SENT]
 
 
+async def test_a_function_is_asked_for_the_key_before_each_call() -> None:
+    keys = iter([KEY, KEY[::-1], "short"])
+    async with serving() as (scripted, server):
+        async with await AsyncClient.connect(server.address, api_key=lambda: next(keys)) as client:
+            await client.generate("hello").text()
+            await client.list_models()
+            with pytest.raises(ConfigError, match="16 to 256"):
+                client.generate("hello")
+        sent = [metadata["authorization"] for metadata in scripted.metadata]
+        assert sent == [SENT, f"Bearer {KEY[::-1]}"]
+
+
 async def test_without_a_key_nothing_is_said() -> None:
     async with serving() as (scripted, server), await AsyncClient.connect(server.address) as client:
         await client.generate("hello").text()
@@ -107,7 +119,7 @@ async def test_a_refused_key_is_an_error_of_its_own_and_not_tried_elsewhere() ->
 async def test_any_target_over_the_network_needs_tls_or_consent(tmp_path: Any) -> None:
     targets = ["127.0.0.1:1", "192.0.2.1:1"]
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:1"):
-        await AsyncClient.connect(targets, api_key=KEY)
+        await AsyncClient.connect(targets, api_key=KEY, tls=False)
     for allowed in ({"insecure_key": True}, {"tls_ca": Authority(tmp_path).path}):
         with pytest.raises(Unavailable):
             await AsyncClient.connect(targets, timeout_s=0.1, api_key=KEY, **allowed)
@@ -119,4 +131,4 @@ def test_the_synchronous_client_sends_it_too() -> None:
             client.generate("hello").text()
         assert scripted.metadata[0]["authorization"] == SENT
         with pytest.raises(ConfigError):
-            Client.connect("192.0.2.1:1", api_key=KEY)
+            Client.connect("192.0.2.1:1", api_key=KEY, tls=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton import AsyncClient, Grammar
+from baton import AsyncClient, Grammar, Retry
 from baton.errors import (
     BatonError,
     Cancelled,
@@ -33,8 +33,13 @@ from tests.baton.scripted_router import (
 
 
 @asynccontextmanager
-async def connected(answer: Answer = three_chunks) -> AsyncIterator[tuple[Scripted, AsyncClient]]:
-    async with serving(answer) as (scripted, server), await AsyncClient.connect(server.address) as client:
+async def connected(
+    answer: Answer = three_chunks, **options: Any
+) -> AsyncIterator[tuple[Scripted, AsyncClient]]:
+    async with (
+        serving(answer) as (scripted, server),
+        await AsyncClient.connect(server.address, **options) as client,
+    ):
         yield scripted, client
 
 
@@ -218,9 +223,9 @@ async def test_messages_and_token_ids_reach_the_server() -> None:
         ({"prompt": "a", "logit_bias": {1: "x"}}, "logit_bias"),
         ({"prompt": "a", "grammar": "[a-z]"}, "grammar"),
         ({"prompt": "a", "partial_answers": []}, "partial_answers"),
-        ({"messages": [{"role": "user"}]}, "messages"),
-        ({"messages": ["hi"]}, "messages"),
-        ({"messages": [{"role": "user", "content": 3}]}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
     ],
 )
 async def test_what_cannot_be_sent_is_refused_by_field(arguments: dict[str, Any], field: str) -> None:
@@ -235,7 +240,7 @@ async def test_an_error_arrives_with_its_type_field_and_hint() -> None:
     async def refuse(server: Scripted, context: Any) -> None:
         raise Overloaded("256 requests are waiting", field="queue", retry_after_s=1.5)
 
-    async with connected(refuse) as (_, client):
+    async with connected(refuse, retry=Retry(max_attempts=1)) as (_, client):
         with pytest.raises(Overloaded, match="256 requests are waiting") as error:
             await client.generate("hello").text()
         assert (error.value.field, error.value.retry_after_s, error.value.retryable) == ("queue", 1.5, True)

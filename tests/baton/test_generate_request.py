@@ -48,25 +48,6 @@ def test_what_a_field_cannot_hold_is_refused_with_what_it_holds(
 
 
 @pytest.mark.parametrize(
-    "messages",
-    [
-        "hi",
-        5,
-        [{"content": "a"}],
-        [{"role": "user", "content": None}],
-        [{"role": "user", "content": 5}],
-        [{"role": "user", "content": "a", "name": "x"}],
-        [{"role": "user", "content": "\ud800"}],
-    ],
-    ids=["text", "no sequence", "no role", "none", "number", "unknown key", "lone surrogate"],
-)
-def test_a_message_is_a_role_and_a_text(messages: Any) -> None:
-    with pytest.raises(InvalidRequest, match='"role" and "content", both text') as error:
-        built(None, messages)
-    assert error.value.field == "messages"
-
-
-@pytest.mark.parametrize(
     ("prompt", "messages", "given"),
     [(None, None, "none"), ("a", [], "prompt, messages")],
     ids=["none", "two"],
@@ -78,10 +59,32 @@ def test_there_is_one_prompt(prompt: Any, messages: Any, given: str) -> None:
     assert error.value.field == "prompt"
 
 
-def test_messages_arrive_in_their_order() -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]
-    sent = built(None, messages).chat.messages
-    assert [(message.role, message.content) for message in sent] == [("user", "a"), ("assistant", "")]
+def test_a_conversation_without_messages_is_one_all_the_same() -> None:
+    """It is the router's to refuse; it must not look like no prompt at all."""
+    assert built(None, []).HasField("chat")
+
+
+def test_tools_belong_to_conversations() -> None:
+    tool = {"type": "function", "function": {"name": "now"}}
+    sent = built(None, [{"role": "user", "content": "a"}], tools=[tool], template_arguments={"b": 1}).chat
+    assert [json.loads(text) for text in sent.tools] == [tool]
+    assert json.loads(sent.template_arguments) == {"b": 1}
+    with pytest.raises(InvalidRequest, match="give messages, not prompt") as error:
+        built(tools=[tool])
+    assert error.value.field == "tools"
+
+
+def test_what_is_larger_than_a_message_may_be_is_refused_with_the_limit() -> None:
+    """16 MiB, less the key and the length of a field: a byte, and the 4 of a varint up to 2**28."""
+    limit = 16 * 1024 * 1024
+    assert built("x" * (limit - 5)).ByteSize() == limit
+    with pytest.raises(
+        InvalidRequest, match=f"takes {limit + 1} bytes; at most {limit} can be sent"
+    ) as error:
+        built("x" * (limit - 4))
+    assert error.value.field == "prompt"
+    # A long prompt as token ids is far below it: at most 3 bytes for an id below 2**21.
+    assert built(None, token_ids=[2**21 - 1] * 200_000).ByteSize() < 601_000
 
 
 @pytest.mark.parametrize(

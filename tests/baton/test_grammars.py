@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,17 @@ from tests.router.tiny_text import byte_tokenizer
 
 def nested(depth: int) -> str:
     return '{"items":' * (depth - 1) + "{}" + "}" * (depth - 1)
+
+
+def test_the_depth_of_a_schema_takes_no_more_memory_than_the_schema() -> None:
+    """Many containers under a long name: pointers to all of them would have 800 million characters."""
+    schema = json.dumps({"x" * 50_000: [[]] * 12_000})
+    tracemalloc.start()
+    try:
+        tiny().compiler.compile(Grammar(kind="json_schema", source=schema))
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def refusal(kind: str, source: str) -> str:

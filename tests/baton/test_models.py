@@ -115,6 +115,14 @@ def test_chat_template_of_tokenizer_config(tmp_path, template, expected):
     assert ModelDir.open(folder).chat_template == expected
 
 
+def test_a_template_for_tools_beside_the_other(tmp_path):
+    folder = make_folder(tmp_path / "m")
+    assert ModelDir.open(folder).tool_template is None
+    named = [{"name": "tool_use", "template": "B"}, {"name": "default", "template": "C"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert ModelDir.open(folder).tool_template == "B"
+
+
 def test_chat_template_file_wins(tmp_path):
     folder = make_folder(tmp_path / "m")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "old"}))

@@ -9,7 +9,15 @@ import grpc
 import pytest
 
 from baton import AsyncClient
-from baton.errors import Cancelled, Draining, InternalError, InvalidRequest, Overloaded, Unavailable
+from baton.errors import (
+    BatonError,
+    Cancelled,
+    ConfigError,
+    Draining,
+    InternalError,
+    Overloaded,
+    Unavailable,
+)
 from baton.rpc_server import LOOPBACK, RpcServer
 from baton.v1 import common_pb2, inference_service_pb2
 from tests.baton.scripted_router import GUARD_S, SUMMARY, Response, Scripted, chunk, serving
@@ -66,7 +74,7 @@ async def test_a_cancel_between_two_routers_is_heard() -> None:
             assert [(await anext(tokens)).text for _ in range(2)] == ["one", " two"]
             # It now looks for a router, and there is none.
             going_on = asyncio.create_task(anext(tokens))
-            await until(lambda: generation._lost_at is not None)
+            await until(lambda: generation._tries.is_searching)
             generation.cancel()
             with pytest.raises(Cancelled):
                 await going_on
@@ -120,7 +128,7 @@ async def test_a_router_that_is_lost_after_its_last_message_has_answered(code: g
         async with await AsyncClient.connect([server.address, other.address]) as client:
             generation = client.generate("hello")
             assert await generation.text() == "one"
-            assert generation._lost_at is None
+            assert not generation._tries.is_searching
             assert client._routers.target == server.address
         assert generation.summary.request_id == "req-1"
         assert (len(first.requests), len(second.requests)) == (1, 0)
@@ -222,14 +230,18 @@ async def test_the_deadline_is_that_of_the_whole_answer() -> None:
         assert second.remaining_s[0] < first.remaining_s[0]
 
 
-async def test_what_a_router_itself_reports_is_its_answer() -> None:
-    async def overloaded(scripted: Scripted, context: Any) -> None:
-        raise Overloaded("full", retry_after_s=1.0)
+@pytest.mark.parametrize("error", [Overloaded("full"), Unavailable("the worker died")], ids=["full", "died"])
+async def test_what_a_router_itself_reports_in_the_middle_is_its_answer(error: BatonError) -> None:
+    async def break_off(scripted: Scripted, context: Any) -> None:
+        await started(context, 2**63)
+        await chunk(context, 0, "one")
+        raise error
 
-    async with serving(overloaded) as (first, server), serving(the_rest) as (second, other):
+    async with serving(break_off) as (first, server), serving(the_rest) as (second, other):
         async with await AsyncClient.connect([server.address, other.address]) as client:
-            with pytest.raises(Overloaded):
+            with pytest.raises(type(error), match=error.message) as caught:
                 await client.generate("hello").text()
+        assert caught.value.request_id == "req-1"
         assert (len(first.requests), len(second.requests)) == (1, 0)
 
 
@@ -250,7 +262,7 @@ async def test_an_answer_that_does_not_go_on_where_it_was_is_refused() -> None:
 async def test_nobody_answers() -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1, 127\.0\.0\.1:2"):
         await AsyncClient.connect(["127.0.0.1:1", "127.0.0.1:2"], timeout_s=0.5)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(ConfigError, match="name at least one router"):
         await AsyncClient.connect([])
 
 
@@ -326,7 +338,7 @@ async def test_a_call_that_begins_while_its_only_router_restarts_waits_for_it() 
         generation = client.generate("hello")
         answer = asyncio.create_task(generation.text())
         # The first try has failed.
-        await until(lambda: generation._lost_at is not None)
+        await until(lambda: generation._tries.is_searching)
         async with serving(port=server.port), asyncio.timeout(GUARD_S):
             assert await answer == "one two"
 

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from baton import Client
-from baton.errors import (
-    InvalidRequest,
-    Unavailable,
-)
+from baton.errors import BatonError, Cancelled, DeadlineExceeded, InvalidRequest, Unavailable
 from tests.baton.scripted_router import (
     GUARD_S,
     Scripted,
@@ -48,6 +45,78 @@ def test_leaving_a_synchronous_loop_early_cancels_at_the_server() -> None:
             assert part.text == "one"
             break
         assert scripted.cancelled.wait(GUARD_S)
+
+
+def test_leaving_a_block_cancels_at_the_server() -> None:
+    with background(one_chunk_and_no_end) as (scripted, address), Client.connect(address) as client:
+        with client.generate("hello") as generation:
+            assert next(iter(generation)).text == "one"
+        assert scripted.cancelled.wait(GUARD_S)
+
+
+def waiting_reader(client: Client) -> tuple[Any, threading.Thread, list[str], list[BatonError]]:
+    """A thread that has read one chunk and waits for the next."""
+    generation, texts, errors = client.generate("hello"), list[str](), list[BatonError]()
+    has_begun = threading.Event()
+
+    def read() -> None:
+        try:
+            for part in generation:
+                texts.append(part.text)
+                has_begun.set()
+        except BatonError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert has_begun.wait(GUARD_S)
+    return generation, thread, texts, errors
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_another_thread_ends_what_one_waits_for(end: str) -> None:
+    with background(one_chunk_and_no_end) as (scripted, address), Client.connect(address) as client:
+        generation, thread, texts, errors = waiting_reader(client)
+        (generation.cancel if end == "cancel" else client.close)()
+        thread.join(GUARD_S)
+        assert not thread.is_alive()
+        assert texts == ["one"]
+        assert [type(error) for error in errors] == [Cancelled]
+        assert scripted.cancelled.wait(GUARD_S)
+
+
+def test_a_closed_client_says_so_and_lets_cancel_pass() -> None:
+    with background(one_chunk_and_no_end) as (_, address):
+        client = Client.connect(address)
+        generation = client.generate("hello")
+        client.close()
+        generation.cancel()
+        with pytest.raises(Cancelled, match="the client is closed"):
+            client.generate("hello")
+        with pytest.raises(Cancelled):
+            generation.text()
+
+
+def test_threads_share_a_client() -> None:
+    with background() as (_, address), Client.connect(address) as client:
+        texts: list[str] = []
+        threads = [
+            threading.Thread(target=lambda: texts.append(client.chat("hello").text())) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(GUARD_S)
+        assert texts == ["one two"] * 8
+
+
+def test_a_synchronous_deadline_is_a_typed_error() -> None:
+    with (
+        background(one_chunk_and_no_end) as (_, address),
+        Client.connect(address, lazy=True) as client,
+        pytest.raises(DeadlineExceeded),
+    ):
+        client.generate("hello", timeout_s=0.1).text()
 
 
 def test_a_synchronous_client_closes_once_and_leaves_no_thread() -> None:

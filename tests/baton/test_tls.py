@@ -15,13 +15,14 @@ from cryptography.hazmat.primitives import serialization
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton import AsyncClient, Client
+from baton.client_tls import TlsConfig, opener
 from baton.cluster.config import ClusterConfig
 from baton.config import load_config
 from baton.errors import ConfigError, Unavailable
 from baton.pool.config import PoolConfig
 from baton.rpc import OpenChannel, open_channel, translate
 from baton.rpc_server import RpcServer
-from baton.tls import TlsFiles, opener_trusting
+from baton.tls import TlsFiles
 from decode_worker.config import DecodeConfig
 from prefill_worker.config import PrefillConfig
 from router.config import RouterConfig
@@ -85,8 +86,8 @@ async def test_an_internal_port_refuses_who_shows_no_certificate_of_its_authorit
 ) -> None:
     unsigned = replace(stranger.issue(HOST), ca=files.ca)
     async with port(files.server_credentials()) as address:
-        for opener in (open_channel, opener_trusting(files.ca), unsigned.opener()):
-            error = await refusal(address, opener)
+        for opening in (open_channel, opener(TlsConfig.trusting(files.ca)), unsigned.opener()):
+            error = await refusal(address, opening)
             assert error.field == "tls_cert"
             assert error.message.startswith(
                 "the connection was closed before a word was said; a port with TLS"
