@@ -10,6 +10,7 @@ from router.decode_link import DecodeLink
 from router.explanations import MAX_ENDED
 from router.inference import Inference
 from router.prefill_link import PrefillLink
+from router.service import DEFAULT_MAX_TOKENS
 
 
 class RouterAdminServicer(LedgerServicer):
@@ -84,7 +85,7 @@ class RouterAdminServicer(LedgerServicer):
 
     def _routing(self) -> admin_service_pb2.RoutingStatus:
         costs, metrics, lengths = self._outlook.costs, self._outlook.metrics, self._outlook.lengths
-        most = self._config.default_max_tokens
+        most = self._config.default_max_tokens or DEFAULT_MAX_TOKENS
         return admin_service_pb2.RoutingStatus(
             placement=self._config.placement,
             prefill_error_p90=costs.error_p90("prefill"),

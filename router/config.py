@@ -82,7 +82,13 @@ class RouterConfig:
     max_attempts: int = field(
         default=8, metadata={"help": "attempts in a row without committed KV before a request fails"}
     )
-    default_max_tokens: int = field(default=128, metadata={"help": "max_tokens of requests that name none"})
+    default_max_tokens: int = field(
+        default=0,
+        metadata={
+            "help": "max_tokens of requests that name none; 0: 128 over gRPC, 16 for a completion over HTTP, "
+            "what the context has room for in a chat there"
+        },
+    )
     write_timeout_s: float = field(
         default=30.0, metadata={"help": "a client that reads nothing for this long is cut off"}
     )
@@ -113,7 +119,8 @@ class RouterConfig:
         for name in ("ttft_base_ms", "itl_objective_ms", "reserve_timeout_s", "write_timeout_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0", field=name)
-        for name in ("ttft_per_token_ms", "local_max_tokens", "max_wait_s", "resume_wait_s", "drain_s"):
+        times = ("ttft_per_token_ms", "max_wait_s", "resume_wait_s", "drain_s")
+        for name in (*times, "local_max_tokens", "default_max_tokens"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0", field=name)
         if not 0 <= self.output_quantile < 1:
@@ -121,7 +128,7 @@ class RouterConfig:
                 f"output_quantile is {self.output_quantile}; it must be at least 0 and below 1",
                 field="output_quantile",
             )
-        for name in ("max_queue", "max_requests", "max_attempts", "default_max_tokens"):
+        for name in ("max_queue", "max_requests", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1", field=name)
 

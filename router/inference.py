@@ -44,11 +44,13 @@ class Call(Protocol):
     metadata: what the call says beside the request; tenants.Tenants reads the API key there.
     traceparent: W3C header of the caller's span, or "".
     remaining_s: time until the caller's deadline, in seconds; None without one.
+    default_max_tokens: of a request that names none, where the router's settings do not say.
     """
 
     metadata: Metadata
     traceparent: str
     remaining_s: float | None
+    default_max_tokens: int
 
     async def write(self, response: GenerateResponse) -> None:
         """Sends one message; waits while the reader is behind."""
@@ -90,7 +92,6 @@ class Inference:
             text=text,
             limits=model.limits,
             eos_token_ids=model.eos_token_ids,
-            default_max_tokens=config.default_max_tokens,
             rng=rng,
             grammars=grammars,
         )
@@ -120,6 +121,7 @@ class Inference:
             arrived_at=arrived_at,
             deadline_at=None if remaining_s is None else arrived_at + remaining_s,
             traceparent=span.traceparent,
+            default_max_tokens=self._config.default_max_tokens or call.default_max_tokens,
         )
         span.set(**{"baton.request_id": validated.first.request_id})
         self._charge(tenant, arrived_at, len(validated.first.prompt_token_ids))

@@ -113,7 +113,6 @@ class RequestReader:
     text: its tokenizer and chat template.
     limits: what it can take.
     eos_token_ids: its own end-of-sequence ids.
-    default_max_tokens: for requests that name none.
     rng: source of seeds and request ids.
     grammars: checks those of requests.
     """
@@ -125,7 +124,6 @@ class RequestReader:
         text: Text,
         limits: Limits,
         eos_token_ids: tuple[int, ...],
-        default_max_tokens: int,
         rng: random.Random,
         grammars: GrammarCheck,
     ) -> None:
@@ -133,7 +131,6 @@ class RequestReader:
         self._text = text
         self._limits = limits
         self._eos_token_ids = eos_token_ids
-        self._default_max_tokens = default_max_tokens
         self._rng = rng
         self._grammars = grammars
 
@@ -145,16 +142,18 @@ class RequestReader:
         arrived_at: float,
         deadline_at: float | None,
         traceparent: str,
+        default_max_tokens: int,
     ) -> PromptRequest:
         """The validated request; raises InvalidRequest or UnknownModel, naming the field.
 
         tenant: whose it is; cached KV is shared inside a tenant only.
+        default_max_tokens: if it names none; less where the context ends.
         """
         self._check_names(proto)
         priority, ttft_objective_ms = tenant.priority(proto.priority), _ttft_objective_ms(proto)
         text = _text_options(proto)
         prompt_token_ids = await self._prompt(proto)
-        params = self._params(proto, len(prompt_token_ids))
+        params = self._params(proto, len(prompt_token_ids), default_max_tokens)
         self._limits.check(prompt_token_ids, params.max_tokens)
         params.check_vocab(self._limits.vocab_size)
         first = GenerationRequest(
@@ -214,9 +213,8 @@ class RequestReader:
             )
         return keep
 
-    def _params(self, proto: GenerateRequest, num_prompt_tokens: int) -> SamplingParams:
+    def _params(self, proto: GenerateRequest, num_prompt_tokens: int, default: int) -> SamplingParams:
         room = max(1, self._limits.max_output_tokens(num_prompt_tokens))
-        default = min(self._default_max_tokens, room)
         given = {
             field.name: _PARAMETERS[field.name](value)
             for field, value in proto.ListFields()
@@ -225,7 +223,7 @@ class RequestReader:
         return SamplingParams(
             **given,
             seed=proto.seed if proto.HasField("seed") else self._rng.getrandbits(64),
-            max_tokens=proto.max_tokens if proto.HasField("max_tokens") else default,
+            max_tokens=proto.max_tokens if proto.HasField("max_tokens") else min(default, room),
         )
 
     def _answers(self, proto: GenerateRequest, first: GenerationRequest) -> tuple[GenerationRequest, ...]:

@@ -12,6 +12,9 @@ from router.tenancy.tenants import Metadata
 
 Context = grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]
 
+# Of a request that names none.
+DEFAULT_MAX_TOKENS = 128
+
 
 class InferenceServicer(InferenceServiceServicer):
     """Serves one model over gRPC. baton/rpc_server.py turns the errors into statuses."""
@@ -43,6 +46,7 @@ class _RpcCall:
         self.metadata: Metadata = context.invocation_metadata() or ()
         self.traceparent = next((str(v) for k, v in self.metadata if k == "traceparent"), "")
         self.remaining_s: float | None = context.time_remaining()
+        self.default_max_tokens = DEFAULT_MAX_TOKENS
 
     async def write(self, response: GenerateResponse) -> None:
         """Sends one message; waits while the reader is behind."""

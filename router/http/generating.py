@@ -31,6 +31,9 @@ from router.tenancy.tenants import Metadata
 from router.text import Text
 from router.token_texts import TokenTexts
 
+# Of a completion that names none, as at OpenAI's.
+COMPLETION_TOKENS = 16
+
 
 class Generating:
     """The two endpoints.
@@ -66,7 +69,7 @@ class Generating:
             lambda: Offsets(self._text.stream(skip_special_tokens=not keep_special)),
             with_ids=bool(body.return_token_ids),
         )
-        await exchange.while_connected(self._answer(exchange, body, asked, shape))
+        await exchange.while_connected(self._answer(exchange, body, asked, shape, COMPLETION_TOKENS))
 
     async def chat(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
@@ -81,12 +84,21 @@ class Generating:
         shape = ChatShape(
             self._logprobs if body.logprobs else None, parser, with_ids=bool(body.return_token_ids)
         )
-        await exchange.while_connected(self._answer(exchange, body, asked, shape))
+        # As much as the context has room for.
+        most = self._model.max_model_len
+        await exchange.while_connected(self._answer(exchange, body, asked, shape, most))
 
-    async def _answer(self, exchange: Exchange, body: GenerationBody, asked: Asked, shape: Shape) -> None:
+    async def _answer(
+        self,
+        exchange: Exchange,
+        body: GenerationBody,
+        asked: Asked,
+        shape: Shape,
+        default_max_tokens: int,
+    ) -> None:
         writer = self._writer(exchange, body, shape)
         calls = [
-            (request, HttpCall(exchange, partial(writer.take, prompt)))
+            (request, HttpCall(exchange, partial(writer.take, prompt), default_max_tokens))
             for prompt, request in enumerate(asked.requests)
         ]
         try:
@@ -122,10 +134,16 @@ class Generating:
 class HttpCall:
     """An exchange, for one of its prompts, as router.inference.Call."""
 
-    def __init__(self, exchange: Exchange, take: Callable[[GenerateResponse], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        take: Callable[[GenerateResponse], Awaitable[None]],
+        default_max_tokens: int,
+    ) -> None:
         self.metadata: Metadata = exchange.metadata
         self.traceparent = exchange.traceparent
         self.remaining_s = exchange.remaining_s
+        self.default_max_tokens = default_max_tokens
         self._take = take
 
     async def write(self, response: GenerateResponse) -> None:

@@ -31,7 +31,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> RequestReader:
         grammars=grammar_check(model),
         limits=model.limits,
         eos_token_ids=(2,),
-        default_max_tokens=16,
         rng=random.Random(5),
     )
 
@@ -39,7 +38,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> RequestReader:
 async def read_all(reader: RequestReader, *, tenant: Tenant = ANONYMOUS, **fields: Any) -> PromptRequest:
     request = GenerateRequest.FromString(GenerateRequest(**fields).SerializeToString())
     return await reader.read(
-        request, tenant=tenant, arrived_at=10.0, deadline_at=12.0, traceparent="00-a-b-01"
+        request,
+        tenant=tenant,
+        arrived_at=10.0,
+        deadline_at=12.0,
+        traceparent="00-a-b-01",
+        default_max_tokens=16,
     )
 
 
@@ -189,7 +193,6 @@ async def test_an_empty_text_is_its_bos_or_refused(reader: RequestReader, tmp_pa
         grammars=GrammarCheck(None, at_once),
         limits=model.limits,
         eos_token_ids=(2,),
-        default_max_tokens=16,
         rng=random.Random(5),
     )
     with pytest.raises(InvalidRequest) as error:
@@ -276,7 +279,6 @@ async def test_a_chat_with_tools_reaches_the_template_and_keeps_its_markers(tmp_
         grammars=grammar_check(model),
         limits=model.limits,
         eos_token_ids=(2,),
-        default_max_tokens=16,
         rng=random.Random(5),
     )
     chat = {

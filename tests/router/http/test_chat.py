@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from baton.errors import InvalidRequest
@@ -55,6 +56,24 @@ async def test_an_answer_in_openais_shape(tmp_path: Path) -> None:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}
         assert answer["choices"] == [choice]
         assert answer["usage"]["prompt_tokens"] == len(PROMPT)
+        await d.idle()
+
+
+async def test_without_a_maximum_a_chat_fills_its_context_and_a_completion_has_openais_16_tokens(
+    tmp_path: Path,
+) -> None:
+    def num_tokens(response: httpx.Response) -> tuple[int, int]:
+        usage = response.json()["usage"]
+        return usage["prompt_tokens"], usage["completion_tokens"]
+
+    async with door(tmp_path) as d:
+        num_prompt_tokens, num_output_tokens = num_tokens(await d.chat(messages=HI))
+        assert num_prompt_tokens + num_output_tokens == d.model.max_model_len
+        assert num_tokens(await d.complete(prompt="hello"))[1] == 16
+        await d.idle()
+    async with door(tmp_path / "set", default_max_tokens=5) as d:
+        assert num_tokens(await d.chat(messages=HI))[1] == 5
+        assert num_tokens(await d.complete(prompt="hello"))[1] == 5
         await d.idle()
 
 

@@ -107,7 +107,6 @@ def reader() -> tuple[RequestReader, Text]:
             text=text,
             limits=model.limits,
             eos_token_ids=(EOS,),
-            default_max_tokens=8,
             rng=random.Random(0),
             grammars=grammar_check(model),
         ),
@@ -135,7 +134,12 @@ def check(asked: Asked | InvalidRequest) -> None:
         # What travels is what another process can read.
         request = GenerateRequest.FromString(sent.SerializeToString())
         reading = reader()[0].read(
-            request, tenant=ANONYMOUS, arrived_at=0.0, deadline_at=None, traceparent=""
+            request,
+            tenant=ANONYMOUS,
+            arrived_at=0.0,
+            deadline_at=None,
+            traceparent="",
+            default_max_tokens=8,
         )
         found = outcome(partial(asyncio.run, reading))
         assert isinstance(found, PromptRequest) or isinstance(asked.renamed(found).field, str)
