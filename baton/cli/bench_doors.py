@@ -17,6 +17,7 @@ from baton.cli.bench_options import parsed
 from baton.cli.options import CONNECT_S
 from baton.client import AsyncClient
 from baton.errors import ConfigError
+from baton.retry import Retry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ async def open_door(door: Door) -> AsyncIterator[tuple[Target, str]]:
             tls_ca=door.tls_ca,
             api_key=door.api_key,
             insecure_key=door.insecure_key,
+            # A refusal is a result, and tries hide latencies.
+            retry=Retry(max_attempts=1),
         ) as client:
             models = await client.list_models()
             yield ClusterTarget(client), models[0].name if models else ""

@@ -93,7 +93,7 @@ def _pull_if_missing(model: str, console: ClusterConsole) -> None:
 
 async def _answer_all(address: str, out: Console) -> list[Summary]:
     """Asks all questions at the same time and shows the answers; returns how each one went."""
-    async with await AsyncClient.connect(address) as client:
+    async with await AsyncClient.connect(address, tls=False) as client:
         with DemoStreams([label for label, _ in PROMPTS], out) as streams:
             tasks = [
                 asyncio.create_task(_answer(client, streams, index, text))
