@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
+from baton.metrics import SECONDS
 from router.learning.cost_model import KINDS, CostModel
 
 
@@ -24,10 +25,20 @@ class RouterMetrics:
 
     def __init__(self, meter: Meter | None = None) -> None:
         self._meter = meter = meter or NoOpMeter("baton")
-        self._regret_s = meter.create_histogram("baton.router.regret", "s")
-        self._placed = meter.create_counter("baton.router.placed", "1")
-        self._shed = meter.create_counter("baton.router.shed", "1")
-        self._queue_s = meter.create_histogram("baton.router.queue.duration", "s")
+        self._regret_s = meter.create_histogram(
+            "baton.router.regret",
+            "s",
+            "How much sooner the first token was predicted at the best other place",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+        self._placed = meter.create_counter("baton.router.placed", "1", "Attempts that got their workers")
+        self._shed = meter.create_counter("baton.router.shed", "1", "Requests refused for want of room")
+        self._queue_s = meter.create_histogram(
+            "baton.router.queue.duration",
+            "s",
+            "Wait of requests for their first placement",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
         self.num_placed = {"remote": 0, "local": 0}
         self.num_shed = 0
         self.num_regrets = 0
@@ -39,7 +50,12 @@ class RouterMetrics:
         def errors(_options: CallbackOptions) -> Iterable[Observation]:
             return [Observation(costs.error_p90(kind), {"kind": kind}) for kind in KINDS]
 
-        self._meter.create_observable_gauge("baton.router.prediction.error", [errors], "1")
+        self._meter.create_observable_gauge(
+            "baton.router.prediction.error",
+            [errors],
+            "1",
+            "Relative error that 90 % of the last predictions stay within",
+        )
 
     def placed(self, placement: str, priority: str, queue_s: float | None) -> None:
         """An attempt got its workers. queue_s: how long it waited, of a first attempt."""
