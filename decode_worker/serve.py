@@ -64,6 +64,8 @@ async def _serve(
     )
     worker = _worker(config, model, identity, engine, arena)
     try:
+        # Nobody is served yet: now the event loop may wait for a compiler, and later it need not.
+        worker.receiver.warm_up()
         await serve_worker(
             worker,
             _services(worker),

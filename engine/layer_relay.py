@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class LayerRelay:
-    """One step's news. A loop that is busy hears of the newest layer only: it implies the others.
+    """One step's news. A loop that is busy hears of several layers at once, of each with what it waits for:
+    the device may be at the first of them when the last has been launched.
 
     hop: has the loop call a function soon; callable on any thread.
     error: what on_layers raised; it is not called again then.
@@ -27,15 +28,15 @@ class LayerRelay:
         self._hop = hop
         self._lock = threading.Lock()
         # What a hop that is under way will deliver.
-        self._news: tuple[int, Stored] | None = None
+        self._news: list[tuple[int, Stored]] = []
         self._closed = False
         self.error: Exception | None = None
 
     def stored(self, num_layers: int, stored: Stored) -> None:
         """An OnLayers for the engine thread."""
         with self._lock:
-            needs_hop = self._news is None and not self._closed
-            self._news = (num_layers, stored)
+            needs_hop = not self._news and not self._closed
+            self._news.append((num_layers, stored))
         if needs_hop:
             self._hop(self._deliver)
 
@@ -46,11 +47,12 @@ class LayerRelay:
 
     def _deliver(self) -> None:
         with self._lock:
-            news, self._news = self._news, None
-        if news is None or self._closed:
+            news, self._news = self._news, []
+        if self._closed:
             return
         try:
-            self._on_layers(*news)
+            for num_layers, stored in news:
+                self._on_layers(num_layers, stored)
         except Exception as error:  # noqa: BLE001  (it is handed to whoever awaits the step)
             self.error = error
             self.close()

@@ -22,8 +22,10 @@ from dataclasses import fields
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
 from baton.errors import BatonError
+from baton.metrics import SECONDS, SHARES
 from kvtransfer.contract import Gone
-from kvtransfer.sender import TransferOutcome, TransferTimes
+from kvtransfer.sender import TransferOutcome
+from kvtransfer.transfer_times import TransferTimes
 
 Totals = Callable[[], Mapping[str, int]]
 
@@ -33,12 +35,32 @@ class SendMetrics:
 
     def __init__(self, meter: Meter | None = None) -> None:
         meter = meter or NoOpMeter("baton")
-        self._pair_s = meter.create_histogram("baton.kv.pair.duration", "s")
-        self._duration_s = meter.create_histogram("baton.kv.transfer.duration", "s")
-        self._part_s = meter.create_histogram("baton.kv.transfer.part", "s")
-        self._hidden = meter.create_histogram("baton.kv.transfer.hidden", "1")
-        self._failed = meter.create_counter("baton.kv.transfer.failed", "1")
-        self._size = meter.create_counter("baton.kv.transfer.size", "By")
+        self._pair_s = meter.create_histogram(
+            "baton.kv.pair.duration",
+            "s",
+            "Time until a decode worker could be reached",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+        self._duration_s = meter.create_histogram(
+            "baton.kv.transfer.duration",
+            "s",
+            "From the first frame of a transfer to its outcome",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+        self._part_s = meter.create_histogram(
+            "baton.kv.transfer.part",
+            "s",
+            "Where the time of a transfer went; parts overlap",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+        self._hidden = meter.create_histogram(
+            "baton.kv.transfer.hidden",
+            "1",
+            "Share of the bytes that were sent before the last token was computed",
+            explicit_bucket_boundaries_advisory=SHARES,
+        )
+        self._failed = meter.create_counter("baton.kv.transfer.failed", "1", "Transfers without an outcome")
+        self._size = meter.create_counter("baton.kv.transfer.size", "By", "Payload sent, resends included")
 
     def paired(self, transport: str, duration_s: float) -> None:
         """A decode worker can be reached."""

@@ -101,7 +101,7 @@ def _rows(cache: KVCache) -> NDArray[np.uint8] | None:
 
 
 class CacheFrame:
-    """One frame of one transfer: an OutgoingFrame."""
+    """One frame of one transfer: an OutgoingFrame. stored: what has to happen before it is read."""
 
     def __init__(
         self,
@@ -113,10 +113,10 @@ class CacheFrame:
         stored: Stored = DONE,
     ) -> None:
         self.spec = spec
+        self.stored = stored
         self._reader = reader
         self._block_ids = block_ids
         self._has_digest = has_digest
-        self._stored = stored
         self._payload: Payload | None = None
 
     @property
@@ -142,7 +142,7 @@ class CacheFrame:
     def _read(self) -> Payload:
         """Once, so that digest, order and bytes are of the same reading."""
         if self._payload is None:
-            self._payload = self._reader.read(self._block_ids, self.spec, self._stored)
+            self._payload = self._reader.read(self._block_ids, self.spec, self.stored)
         return self._payload
 
     def release(self) -> None:

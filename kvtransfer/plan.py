@@ -16,8 +16,10 @@ The last chunk of a prompt is cut by layers while it is still computed:
           2   [         ] [         ] [ frame ]
           3   [         ] [         ] [   4   ]
 
-A frame then has at least a tenth of the layers, so that a message's fixed cost stays
-small, and what is left when the last layer is computed is about a tenth of one chunk.
+A frame then has at most a tenth of the layers, so that it waits for no more than these:
+they may all have been launched on a device that is still at the first. If it fits, it has
+no fewer, so that a message's fixed cost stays small. What is left when the last layer is
+computed is about a tenth of one chunk.
 """
 
 from __future__ import annotations
@@ -76,11 +78,11 @@ class FramePlan:
         num_before = len(self.frames)
         if self._next_layer == 0:
             self._cut_blocks(num_computed_tokens)
-        num_layers = self._format.num_layers
         if num_computed_tokens >= self._num_tokens:
-            num_stored_layers = num_layers
-        if num_stored_layers and not self.is_complete:
-            self._cut_layers(num_stored_layers)
+            self._cut_layers(self._format.num_layers)
+        else:
+            for end_layer in self._group_ends(num_stored_layers):
+                self._cut_layers(end_layer)
         return self.frames[num_before:]
 
     def _cut_blocks(self, num_computed_tokens: int) -> None:
@@ -91,17 +93,20 @@ class FramePlan:
             self._cut(self._next_block, end_block, 0, self._format.num_layers)
             self._next_block = end_block
 
-    def _cut_layers(self, num_stored_layers: int) -> None:
-        """Cuts whole groups of layers of all blocks that are left."""
+    def _group_ends(self, num_stored_layers: int) -> list[int]:
+        """The ends of the groups of layers that are full; the last one is, whatever its size."""
         num_layers = self._format.num_layers
         group = -(-num_layers // MAX_LAYER_GROUPS)
-        end_layer = num_stored_layers
-        if num_stored_layers < num_layers:
-            end_layer -= (num_stored_layers - self._next_layer) % group
-        if end_layer > self._next_layer:
+        ends = range(self._next_layer + group, num_stored_layers + 1, group)
+        is_last_full = num_stored_layers == num_layers and self._next_layer < num_layers
+        return sorted({*ends, num_layers} if is_last_full else ends)
+
+    def _cut_layers(self, end_layer: int) -> None:
+        """Cuts layers up to that one, of all blocks that are left."""
+        if not self.is_complete:
             self._cut(self._next_block, self._end_block, self._next_layer, end_layer)
             self._next_layer = end_layer
-        if end_layer == num_layers:
+        if end_layer == self._format.num_layers:
             self._next_block = self._end_block
 
     def _cut(self, first_block: int, end_block: int, first_layer: int, end_layer: int) -> None:

@@ -99,6 +99,10 @@ class KvReceiver(Generic[PayloadT]):
         """Writes that are neither answered nor closed."""
         return len(self._writes)
 
+    def warm_up(self) -> None:
+        """Lets no frame wait for a kernel's compiler. May take seconds; before anything is in the cache."""
+        self.block_writer.warm_up()
+
     def open(
         self, ticket: Ticket, now: float, on_ended: Callable[[Gone], None]
     ) -> IncomingWrite[PayloadT] | Outcome:

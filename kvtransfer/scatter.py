@@ -71,6 +71,9 @@ class BlockWriter:
         excess_NS = logical(excess, fmt, frame).sum(axis=(1, 2, 3, 5))
         return int(excess_NS.reshape(-1)[tokens.start - start : tokens.stop - start].sum())
 
+    def warm_up(self) -> None:
+        """As DeviceWriter.warm_up(); there is nothing to make ready."""
+
     def _spread(self, source_NLTHSD: Bits, block_ids: Sequence[int], spec: FrameSpec, tokens: range) -> None:
         """Assigns the tokens of the sequence, as many at once as lie in the same slots on both sides."""
         source_size, target_size = source_NLTHSD.shape[4], self._target_NLTHSD.shape[4]

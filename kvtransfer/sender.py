@@ -14,7 +14,8 @@ the context is left; after that nothing reads them any more. With an outcome of
 Gone, or an error, the same blocks can be sent to another target.
 
 While a batch of frames is on its way to the receiver, the next is read from the
-cache: the writer's prepare() and post() overlap, and nothing else does.
+cache: the writer's prepare() and post() overlap, and nothing else does. A batch waits
+for the same event: what a device is still computing holds up no frame that it is not of.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from baton.errors import ConfigError, KvTransferFailed
@@ -39,8 +41,11 @@ from kvtransfer.contract import (
     Ticket,
     TransferTarget,
 )
+from kvtransfer.event_thread import EventThread
 from kvtransfer.outgoing import CacheFrame, Reader
 from kvtransfer.plan import MAX_FRAME_BYTES, FramePlan
+from kvtransfer.stored_layers import StoredLayers
+from kvtransfer.transfer_times import TransferTimes
 from kvtransfer.wire import FrameSpec
 
 T = TypeVar("T")
@@ -89,27 +94,6 @@ class KvSource:
     traceparent: str = ""
 
 
-@dataclass(slots=True)
-class TransferTimes:
-    """Where the time of a transfer went, in seconds. The parts overlap: their sum may exceed the whole.
-
-    open_s: until the receiver had admitted the write.
-    wait_s: waiting for room at the receiver.
-    prepare_s: reading the cache and computing digests.
-    wire_s: handing frames to the transport.
-    verify_s, convert_s: verifying, and converting and storing, at the receiver.
-    commit_s: from the commit to its answer.
-    """
-
-    open_s: float = 0.0
-    wait_s: float = 0.0
-    prepare_s: float = 0.0
-    wire_s: float = 0.0
-    verify_s: float = 0.0
-    convert_s: float = 0.0
-    commit_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferOutcome:
     """How a transfer ended.
@@ -127,12 +111,23 @@ class TransferOutcome:
 
 
 class KvSender:
-    """All outgoing transfers of one prefill worker."""
+    """All outgoing transfers of one prefill worker.
 
-    def __init__(self, reader: Reader, transport: KvTransport, config: SenderConfig | None = None) -> None:
+    events: waits for those of a device; without it the reader does, and other frames with it.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        transport: KvTransport,
+        config: SenderConfig | None = None,
+        *,
+        events: EventThread | None = None,
+    ) -> None:
         self.reader = reader
         self.transport = transport
         self.config = config or SenderConfig()
+        self.events = events
         self.num_resent_frames = 0
         self._open: set[Transfer] = set()
 
@@ -177,8 +172,7 @@ class Transfer:
             max_frame_bytes=sender.config.max_frame_bytes,
         )
         self._num_computed_tokens = 0
-        self._num_stored_layers = 0
-        self._stored = DONE
+        self._layers = StoredLayers()
         self._first_token: FirstToken | None = None
         self._wake = asyncio.Event()
         self._num_bytes = 0
@@ -204,8 +198,7 @@ class Transfer:
 
         stored: what has to happen first, on a device that is not done yet.
         """
-        self._num_stored_layers = max(self._num_stored_layers, num_layers)
-        self._stored = stored
+        self._layers.add(num_layers, stored)
         self._wake.set()
 
     async def commit(self, first_token: FirstToken) -> TransferOutcome:
@@ -279,7 +272,7 @@ class Transfer:
             self._wake.clear()
             if self._posting is not None and self._posting.done():
                 await self._posted()
-            frames = self._plan.advance(self._num_computed_tokens, self._num_stored_layers)
+            frames = self._plan.advance(self._num_computed_tokens, self._layers.num_layers)
             await self._send_frames(writer, frames)
         while True:
             await self._posted()
@@ -296,8 +289,14 @@ class Transfer:
         """Reads frames and hands them on; returns while the last of them may still be on their way."""
         if specs and self._started_at is None:
             self._started_at = self._now()
-        for start in range(0, len(specs), writer.max_batch):
-            frames = [self._frame(spec) for spec in specs[start : start + writer.max_batch]]
+        num_sent = 0
+        while num_sent < len(specs):
+            frames = self._batch(specs[num_sent : num_sent + writer.max_batch])
+            num_sent += len(frames)
+            event = frames[0].stored.event
+            # A step may take longer than any part of a transfer; waiting for it is no stall.
+            if event is not None and self._sender.events is not None:
+                await self._sender.events.fired(event)
             self._unsent.update(frames)
             prepared = await self._in_time(writer.prepare(frames), "prepare_s")
             await self._posted()
@@ -305,15 +304,21 @@ class Transfer:
             # A failure must not wait for tokens that are still computed.
             self._posting.add_done_callback(lambda _: self._wake.set())
 
-    def _frame(self, spec: FrameSpec) -> CacheFrame:
-        sender = self._sender
-        return CacheFrame(
-            sender.reader,
-            self.source.block_ids,
-            spec,
-            has_digest=sender.config.has_digests,
-            stored=self._stored,
-        )
+    def _batch(self, specs: Sequence[FrameSpec]) -> list[CacheFrame]:
+        """The first of the frames, as many as wait for the same."""
+        reader, ids, config = self._sender.reader, self.source.block_ids, self._sender.config
+        stored = self._stored(specs[0])
+        return [
+            CacheFrame(reader, ids, spec, has_digest=config.has_digests, stored=stored)
+            for spec in takewhile(lambda spec: self._stored(spec) == stored, specs)
+        ]
+
+    def _stored(self, spec: FrameSpec) -> Stored:
+        """What has to happen before a frame is read, and where it lies a second time."""
+        end = spec.first_block * self._sender.reader.format.block_size + spec.num_tokens
+        if end <= self._num_computed_tokens:
+            return self._layers.after()
+        return self._layers.before(spec.first_layer + spec.num_layers)
 
     async def _post(self, writer: KvWriter, prepared: Any, frames: Sequence[CacheFrame]) -> None:
         try:

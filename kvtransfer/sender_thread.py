@@ -20,10 +20,10 @@ T = TypeVar("T")
 class SenderThread:
     """Runs one function at a time, in order. Call close() at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "kv-sender") -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         # A daemon, so that a wedged device cannot keep the process from exiting.
-        self._thread = threading.Thread(target=self._work, name="kv-sender", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def __call__(self, function: Callable[[], T]) -> Awaitable[T]:

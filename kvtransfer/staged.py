@@ -23,7 +23,7 @@ import queue
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ _MAX_WAIT_S = 60.0
 # Most blocks that are copied each for itself, by the device's copy engine alone. Not measured yet.
 _MAX_RUNS = 8
 # Of a cache, ids, and where the blocks go.
-Gather = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
+Gather = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 def reader_of(cache: KVCache, max_frame_bytes: int, choices: Choices | None = None) -> Reader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.errors import BatonError
 from baton.logs import get_logger
@@ -16,7 +16,7 @@ from baton.v1.prefill_service_pb2 import (
 )
 from engine.failure_log import tell_nonfinite
 from engine.request import Request
-from engine.stored import DONE, Stored
+from engine.stored import Stored
 from kvtransfer.contract import FirstToken, TransferTarget
 from kvtransfer.sender import Transfer, TransferOutcome
 
@@ -61,7 +61,7 @@ class Attempt:
     sampled_at: float | None = None
     tail_s: float = 0.0
     result: TransferOutcome | None = None
-    _stored: tuple[int, Stored] = (0, DONE)
+    _untold: list[tuple[int, Stored]] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -109,11 +109,13 @@ class Attempt:
         """The transfer is open: tells it what is in the cache already."""
         self.transfer = transfer
         transfer.blocks_ready(self.request.num_computed_tokens)
-        if self._stored[0]:
-            transfer.layers_ready(*self._stored)
+        for num_layers, stored in self._untold:
+            transfer.layers_ready(num_layers, stored)
+        self._untold.clear()
 
     def layers_stored(self, num_layers: int, stored: Stored) -> None:
         """That many layers of the whole prompt are in the cache, once what `stored` says has happened."""
-        self._stored = (num_layers, stored)
-        if self.transfer is not None:
+        if self.transfer is None:
+            self._untold.append((num_layers, stored))
+        else:
             self.transfer.layers_ready(num_layers, stored)

@@ -17,6 +17,7 @@ from baton.v1 import common_pb2
 from baton.v1.prefill_service_pb2_grpc import add_PrefillServiceServicer_to_server
 from baton.worker_process import OnServing, ignore, serve_worker
 from engine.engine import Engine
+from kvtransfer.event_thread import EventThread
 from kvtransfer.metrics import SendMetrics, observe_totals
 from kvtransfer.sender import KvSender
 from kvtransfer.sender_thread import SenderThread
@@ -59,7 +60,7 @@ async def _serve(
     on_serving: OnServing,
 ) -> None:
     reader = reader_of(engine.cache, config.sender().max_frame_bytes, engine.kernel_choices)
-    sender_thread = SenderThread()
+    sender_thread, events = SenderThread(), EventThread(engine.cache.device)
     transport = KvClient(
         identity,
         reader.format,
@@ -68,7 +69,7 @@ async def _serve(
         config=config.transports(),
         dial=config.tls.opener(),
     )
-    sender = KvSender(reader, transport, config.sender())
+    sender = KvSender(reader, transport, config.sender(), events=events)
     worker = _worker(config, model, identity, engine, sender)
     try:
         await serve_worker(
@@ -83,6 +84,7 @@ async def _serve(
     finally:
         await transport.close()
         sender_thread.close()
+        events.close()
 
 
 def _worker(

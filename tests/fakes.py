@@ -25,6 +25,7 @@ from kvtransfer.contract import (
     AnsweredEarly,
     FirstToken,
     Gone,
+    Offload,
     OutgoingFrame,
     Pairing,
     Peer,
@@ -164,6 +165,11 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
+async def _at_once(function: Callable[[], Any]) -> Any:
+    await asyncio.sleep(0)
+    return function()
+
+
 class KvNetwork:
     """A KvTransport that reaches the receivers of this process: by address, to pair, then by incarnation."""
 
@@ -177,6 +183,8 @@ class KvNetwork:
         self.may_commit = asyncio.Event()
         self.may_commit.set()
         self.num_commits_waiting = 0
+        # Where frames are read: on the loop, or on a thread as over a network.
+        self.offload: Offload[Any] = _at_once
 
     @classmethod
     def to(cls, receiver: KvReceiver[Any], incarnation: int, now: Callable[[], float]) -> KvNetwork:
@@ -226,8 +234,9 @@ class NetworkWriter:
         self._write = network.receiver(target).open(ticket, network.now(), lambda gone: None)
 
     async def prepare(self, frames: Sequence[OutgoingFrame]) -> list[tuple[bytes, bytes]]:
-        await asyncio.sleep(0)
-        return [(frame.header(), b"".join(frame.runs())) for frame in frames]
+        return await self._network.offload(
+            lambda: [(frame.header(), b"".join(frame.runs())) for frame in frames]
+        )
 
     async def post(self, prepared: list[tuple[bytes, bytes]]) -> None:
         for header, payload in prepared:

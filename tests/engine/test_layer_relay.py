@@ -34,17 +34,17 @@ def test_each_layer_is_told_of_if_the_loop_keeps_up() -> None:
     assert rig.hops == []
 
 
-def test_a_busy_loop_hears_of_the_newest_layer_only_in_one_hop() -> None:
-    rig, newest = Rig(), news_of(3)
-    rig.relay.stored(1, news_of(1))
-    rig.relay.stored(2, news_of(2))
-    rig.relay.stored(3, newest)  # type: ignore[arg-type]
+def test_a_busy_loop_hears_of_each_layer_with_its_event_in_one_hop() -> None:
+    rig, news = Rig(), [(number, news_of(number)) for number in (1, 2, 3)]
+    for number, stored in news:
+        rig.relay.stored(number, stored)
     assert len(rig.hops) == 1
     rig.hop()
-    assert rig.told == [(3, newest)]
+    assert rig.told == news
     rig.relay.stored(4, DONE)
+    assert len(rig.hops) == 1
     rig.hop()
-    assert rig.told[1:] == [(4, DONE)]
+    assert rig.told[3:] == [(4, DONE)]
 
 
 def test_after_the_end_nothing_is_told_and_no_hop_is_begun() -> None:
@@ -65,7 +65,8 @@ def test_an_error_is_kept_and_ends_the_news() -> None:
     error, heard, hops = KeyError("transfer"), list[int](), list[Callable[[], None]]()
     relay = LayerRelay(fail, hops.append)
     relay.stored(1, DONE)
-    hops.pop()()
     relay.stored(2, DONE)
+    hops.pop()()
+    relay.stored(3, DONE)
     assert hops == []
     assert (heard, relay.error) == ([1], error)

@@ -19,7 +19,7 @@ from baton.rpc_server import Registration, RpcServer
 from baton.v1 import common_pb2
 from kvtransfer.contract import Peer, TransferTarget
 from kvtransfer.lease_table import Lease
-from kvtransfer.outgoing import HostReader
+from kvtransfer.outgoing import HostReader, Reader
 from kvtransfer.sender import KvSender, KvSource, SenderConfig, TransferOutcome
 from kvtransfer.sender_thread import SenderThread
 from kvtransfer.slots import SlotTable
@@ -147,9 +147,10 @@ async def sending(
     fingerprint: common_pb2.Fingerprint = FINGERPRINT,
     max_frame_bytes: int = SMALL_BYTES,
     has_digests: bool = True,
+    reader: Reader | None = None,
 ) -> AsyncIterator[KvClient]:
     """A client that is not paired with anybody yet."""
-    reader = HostReader(rig.source)
+    reader = reader or HostReader(rig.source)
     async with nothing_left("kv-"):
         thread = SenderThread()
         client = KvClient(

@@ -10,8 +10,9 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from baton.errors import PeerLost
 from kvtransfer.contract import Committed, Gone, GoneReason
 from kvtransfer.metrics import SendMetrics, observe_slots, observe_totals
-from kvtransfer.sender import TransferOutcome, TransferTimes
+from kvtransfer.sender import TransferOutcome
 from kvtransfer.slots import Sender, SlotTable
+from kvtransfer.transfer_times import TransferTimes
 
 
 def collected(reader: InMemoryMetricReader) -> dict[str, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -122,8 +123,27 @@ def test_layers_go_in_at_most_ten_groups_and_none_waits_for_a_full_one_at_the_en
     assert sizes == [4] * 8
     plan = FramePlan(fmt, num_tokens=10)
     assert [frame.num_layers for frame in plan.advance(0, 7)] == [4]
-    assert [frame.num_layers for frame in plan.advance(0, 31)] == [24]
+    # All of these at once: each group waits for its own last layer only.
+    assert [(frame.first_layer, frame.num_layers) for frame in plan.advance(0, 31)] == [
+        (4, 4), (8, 4), (12, 4), (16, 4), (20, 4), (24, 4)
+    ]  # fmt: skip
     assert [frame.num_layers for frame in plan.advance(10)] == [4]
+
+
+@pytest.mark.parametrize(("num_layers", "last"), [(32, [4] * 7), (30, [3] * 9), (22, [3] * 6 + [1])])
+def test_of_a_step_that_has_been_launched_every_group_is_cut_by_itself(
+    num_layers: int, last: list[int]
+) -> None:
+    fmt = dataclasses.replace(FORMAT, num_layers=num_layers)
+    plan = FramePlan(fmt, num_tokens=10)
+    group = plan.advance(0, 5)
+    assert len(group) == 1
+    assert [frame.num_layers for frame in plan.advance(0, num_layers)] == last
+    assert plan.is_complete
+    # What the step has stored when it ends is there at once.
+    plan = FramePlan(fmt, num_tokens=10)
+    plan.advance(0, 5)
+    assert [frame.num_layers for frame in plan.advance(10)] == [num_layers - group[0].num_layers]
 
 
 @given(data=st.data())

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,34 +21,11 @@ from kvtransfer.outgoing import CacheFrame, HostReader
 from kvtransfer.sender import KvSender, SenderConfig
 from kvtransfer.staged import StagedReader
 from kvtransfer.wire import FrameSpec
+from tests.kvtransfer.device import Device, fired
 from tests.kvtransfer.rig import TOKEN, make_cache, make_rig, target_of, until
 from tests.kvtransfer.staging import StagedPrompt
 
 torch.set_num_threads(1)
-
-
-class Device:
-    """A stream on which nothing has ended before the context is left."""
-
-    def __init__(self, at_end: Callable[[], None] = lambda: None) -> None:
-        self.num_early = 0
-        self.waited_for: list[Any] = []
-        self._at_end = at_end
-
-    @contextmanager
-    def behind(self, event: Any) -> Iterator[None]:
-        self.waited_for.append(event)
-        if event is not None:
-            self.num_early += not event.is_set()
-            assert event.wait(5)
-        yield
-        self._at_end()
-
-
-def fired() -> Any:
-    event = threading.Event()
-    event.set()
-    return event
 
 
 class Late:

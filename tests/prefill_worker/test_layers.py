@@ -27,7 +27,7 @@ TOKEN_BYTES = 2 * 2 * 3 * 5 * 4
 class LayerwiseRunner:
     """A StepRunner of the tattle-tale model that a test lets go on: once per layer, and once to end the step.
 
-    is_finite: whether the model's numbers are.  stored: what each layer's news says.
+    is_finite: whether the model's numbers are.  stored: what the news says, by layer.
     tells: whether there is news.
     """
 
@@ -37,7 +37,7 @@ class LayerwiseRunner:
         self._turns = asyncio.Semaphore(0)
         self.num_waiting = 0
         self.is_finite = True
-        self.stored = DONE
+        self.stored = [DONE] * self._num_layers
         self.tells = True
 
     def go_on(self, num_turns: int) -> None:
@@ -50,7 +50,7 @@ class LayerwiseRunner:
             await self._turn()
             num_layers = next(stored)
             if on_layers is not None and self.tells:
-                on_layers(num_layers, self.stored)
+                on_layers(num_layers, self.stored[num_layers - 1])
         await self._turn()
         output = self._runner.sample(batch)
         return dataclasses.replace(output, finite=output.finite & self.is_finite)
@@ -129,10 +129,9 @@ async def test_frames_of_the_last_chunk_arrive_before_its_step_has_ended() -> No
         await until(r.nothing)
 
 
-@pytest.mark.parametrize("is_late", [False, True], ids=["while the step runs", "after it"])
-async def test_who_reads_a_frame_hears_where_the_last_step_stored_a_second_time(
-    monkeypatch: pytest.MonkeyPatch, is_late: bool
-) -> None:
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Stored]]:
+    """(first block, what it waited for) of each frame that is read."""
     heard: list[tuple[int, Stored]] = []
     read = HostReader.read
 
@@ -141,6 +140,19 @@ async def test_who_reads_a_frame_hears_where_the_last_step_stored_a_second_time(
         return read(reader, block_ids, spec, DONE)
 
     monkeypatch.setattr(HostReader, "read", listen)
+    return heard
+
+
+def news() -> list[Stored]:
+    """Of two layers of one step."""
+    step = object()
+    return [Stored(object(), step) for _ in range(2)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["while the step runs", "after it"])
+async def test_who_reads_a_frame_hears_of_its_last_layer_and_of_the_second_place(
+    heard: list[tuple[int, Stored]], is_late: bool
+) -> None:
     async with layers() as made:
         r, runner = made.rig, made.runner
         r.prefill(A, list(range(24)))
@@ -148,15 +160,32 @@ async def test_who_reads_a_frame_hears_where_the_last_step_stored_a_second_time(
         await made.arrive(4)
         # The first chunk's step has ended: of it there is nothing to wait for, and nothing elsewhere.
         assert heard == [(index, DONE) for index in range(4)]
-        runner.stored = Stored(object(), object())  # type: ignore[arg-type]
+        first, second = runner.stored = news()
         runner.go_on(1)
         await made.arrive(5)
-        assert heard[4:] == [(4, runner.stored)]
+        assert heard[4:] == [(4, first)]
         # Of a layer that nobody was told of, the frame is sent once the step has ended.
         runner.tells = not is_late
-        runner.go_on(2)
+        runner.go_on(1 + is_late)
+        await made.arrive(6)
+        runner.go_on(1 - is_late)
         await until(r.nothing)
-    assert heard[5:] == [(4, runner.stored)]
+    assert heard[5:] == [(4, Stored(staged=second.staged) if is_late else second)]
+
+
+async def test_layers_told_of_before_the_transfer_is_open_are_each_waited_for(
+    heard: list[tuple[int, Stored]],
+) -> None:
+    async with layers() as made:
+        r, runner = made.rig, made.runner
+        first, second = runner.stored = news()
+        # Both in one turn of the loop: two and a half blocks of a layer make two frames.
+        runner.go_on(2)
+        r.prefill(A, list(range(10)))
+        await made.arrive(4)
+        assert heard == [(0, first), (2, first), (0, second), (2, second)]
+        runner.go_on(1)
+        await until(r.nothing)
 
 
 async def test_what_was_cached_is_sent_as_the_first_layer_is_there() -> None:

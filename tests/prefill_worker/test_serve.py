@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from baton.models import ModelDir
+from kvtransfer.event_thread import EventThread
 from prefill_worker import serve
 from prefill_worker.config import PrefillConfig
 from tests.fakes import FINGERPRINT
@@ -40,3 +42,28 @@ async def test_the_engine_is_closed_where_what_follows_it_cannot_be_made(
     with pytest.raises(OSError, match="no space left"):
         await serve.serve(PrefillConfig(model="any", kv_staging=False), asyncio.Event())
     assert (closed, staged) == ([True, True], [96])
+
+
+async def test_the_sender_has_a_thread_that_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    async def close() -> None:
+        pass
+
+    async def start(*_: Any) -> Any:
+        cache = SimpleNamespace(device=torch.device("cpu"))
+        return SimpleNamespace(close=close, cache=cache, kernel_choices=None)
+
+    def fail(*_: Any, **options: Any) -> None:
+        made.append(options["events"])
+        raise OSError("no space left")
+
+    monkeypatch.setattr(ModelDir, "open", lambda _: SimpleNamespace(fingerprint=lambda: FINGERPRINT))
+    monkeypatch.setattr(serve.Engine, "start", start)
+    monkeypatch.setattr(serve, "reader_of", lambda *_: SimpleNamespace(format=None, memory=None))
+    monkeypatch.setattr(serve, "KvClient", lambda *_, **__: None)
+    monkeypatch.setattr(serve, "KvSender", fail)
+    with pytest.raises(OSError, match="no space left"):
+        await serve.serve(PrefillConfig(model="any", kv_staging=False), asyncio.Event())
+    assert [type(events) for events in made] == [EventThread]
+    made[0].close()
