@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check $$([ -t 2 ] || echo --qu
 # Constraints hold for what is installed, not for the isolated environments in which pip builds packages.
 INSTALL := $(PIP) install --constraint constraints.txt
 
-.PHONY: help install protos check test test-long demo clean
+.PHONY: help install protos check test test-long demo clients clean
 
 help:
 	@echo "make install     create $(VENV) and install everything at the pinned versions"
@@ -20,6 +20,7 @@ help:
 	@echo "make test        all tests but the long ones"
 	@echo "make test-long   soaks and long simulations"
 	@echo "make demo        a whole cluster on this machine"
+	@echo "make clients     load clients of others against a cluster; installs them under build/clients, 5 GB"
 	@echo "make clean       remove caches and build output"
 
 install: $(STAMP)
@@ -65,6 +66,9 @@ test-long: install
 
 demo: install
 	@$(BIN)/baton demo
+
+clients: install
+	@$(BIN)/python -m benchmarks.clients
 
 clean:
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

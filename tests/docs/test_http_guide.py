@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from baton.v1 import common_pb2
-from baton.v1.inference_service_pb2 import Chunk, GenerateResponse
 from router.http import errors, server
 from router.http.connection import REQUEST_S
 from router.http.event_stream import PING_S
@@ -23,7 +16,6 @@ from router.http.schema_chat import ChatBody, Message
 from router.http.schema_completions import CompletionBody
 from router.http.schema_tokens import DetokenizeBody, TokenizeBody
 from tests.docs.snippets import ROOT, Snippet, blocks
-from tests.router.http.scripted import scripted, started, summary
 
 GUIDE = ROOT / "docs" / "http.md"
 TEXT = GUIDE.read_text(encoding="utf-8")
@@ -31,41 +23,9 @@ FLAT = " ".join(TEXT.split())
 PROGRAMS = blocks(GUIDE)
 
 
-async def say_two_words(request: Any, call: Any) -> None:
-    await call.write(started())
-    for text, reason in (
-        ("Ham", common_pb2.FINISH_REASON_UNSPECIFIED),
-        ("burg", common_pb2.FINISH_REASON_STOP),
-    ):
-        await call.write(GenerateResponse(chunk=Chunk(token_ids=[9], text=text, finish_reason=reason)))
-    await call.write(summary(2))
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A door on a thread of its own, as programs block theirs."""
-    found: list[str] = []
-    is_up, is_over = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def serve(folder: Path) -> None:
-        async with scripted(folder, say_two_words) as d:
-            found.append(d.server.address)
-            is_up.set()
-            await is_over.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve(tmp_path_factory.mktemp("door"))))
-    thread.start()
-    assert is_up.wait(20)
-    yield found[0]
-    loop.call_soon_threadsafe(is_over.set)
-    thread.join(20)
-    loop.close()
-
-
 @pytest.mark.parametrize("program", PROGRAMS, ids=[program.place for program in PROGRAMS])
-def test_a_program_runs(program: Snippet, address: str) -> None:
-    assert program.run({"127.0.0.1:8000": address}) == "Hamburg\nHam|burg|"
+def test_a_program_runs(program: Snippet, http_address: str) -> None:
+    assert program.run({"127.0.0.1:8000": http_address}) == "Hamburg\nHam|burg|"
 
 
 def rows(heading: str, text: str = TEXT) -> list[list[str]]:
