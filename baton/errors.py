@@ -2,6 +2,7 @@
 
     BatonError
     |-- InvalidRequest       INVALID_ARGUMENT     no retry   the request is wrong; names the field
+    |   |-- PromptTooLong    INVALID_ARGUMENT     no retry   the prompt does not fit the model's context
     |   |-- UnknownModel     NOT_FOUND            no retry
     |   `-- UnknownRequest   NOT_FOUND            no retry   asked about, and not known here, or not any more
     |-- Unauthenticated      UNAUTHENTICATED      no retry   the caller did not show who it is
@@ -58,6 +59,12 @@ class InvalidRequest(BatonError):
 
     code = "INVALID_REQUEST"
     status = "INVALID_ARGUMENT"
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt does not fit the model's context; shorten it, or have it truncated."""
+
+    code = "CONTEXT_LENGTH_EXCEEDED"
 
 
 class UnknownModel(InvalidRequest):

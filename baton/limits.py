@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from baton.errors import InvalidRequest
+from baton.errors import InvalidRequest, PromptTooLong
 
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:
@@ -72,7 +72,7 @@ class Limits:
         if num_prompt_tokens == 0:
             raise InvalidRequest("the prompt is empty; send at least one token", field="prompt")
         if num_prompt_tokens >= self.max_model_len:
-            raise InvalidRequest(
+            raise PromptTooLong(
                 f"the prompt has {num_prompt_tokens} tokens; this model takes at most "
                 f"{self.max_model_len - 1} and needs room for one more",
                 field="prompt",

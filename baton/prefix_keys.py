@@ -92,3 +92,13 @@ def tenant_salt(identity: str) -> bytes:
     if not identity:
         return b""
     return hashlib.blake2b(identity.encode(), digest_size=32, person=b"baton tenant").digest()
+
+
+def request_salt(salt: bytes, own: str) -> bytes:
+    """The salt of a request that brings one of its own; no other one, of its tenant or another, is the same.
+
+    salt: the tenant's; without one of its own it is the request's too.
+    """
+    if not own:
+        return salt
+    return hashlib.blake2b(own.encode(), digest_size=32, key=salt, person=b"baton request").digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,10 +14,11 @@ from functools import partial
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from baton.config import load_config
 from baton.identity import Identity
-from baton.logs import configure_logging
+from baton.logs import configure_logging, get_logger
 from baton.metrics import configure_metrics, meter, shutdown_metrics
 from baton.models import ModelDir
 from baton.process import report_errors, run, run_until, write_ready_file
@@ -33,6 +35,7 @@ from router.dial import decode_dialer, prefill_dialer
 from router.fleet import Fleet
 from router.grammars import GrammarCheck
 from router.http.app import make_app
+from router.http.doorman import Doorman
 from router.http.server import HttpServer
 from router.inference import Inference
 from router.metrics import RouterMetrics
@@ -41,10 +44,14 @@ from router.tenancy.rate_limits import RateLimits
 from router.tenancy.rate_sync import RateSync
 from router.tenancy.redis_usage import RedisUsage
 from router.tenancy.tenants import Tenants
-from router.text import Text
+from router.text import Offload, Text
 
 # Long prompts that are encoded, and grammars that are compiled, at once; the event loop goes on meanwhile.
 TEXT_THREADS = 4
+# Of those that the process may open: for workers, gRPC, Redis and what Python reads.
+RESERVED_FILES = 512
+
+log = get_logger(__name__)
 
 
 async def serve(config: RouterConfig, registry: CollectorRegistry, stop: asyncio.Event) -> None:
@@ -57,7 +64,9 @@ async def serve(config: RouterConfig, registry: CollectorRegistry, stop: asyncio
         offload = partial(asyncio.get_running_loop().run_in_executor, threads)
         grammars = await GrammarCheck.of(model, offload)
         text = Text(model, offload)
-        await _serve(config, stop, model=model, text=text, grammars=grammars, metrics=registry)
+        await _serve(
+            config, stop, model=model, text=text, grammars=grammars, offload=offload, metrics=registry
+        )
 
 
 async def _serve(
@@ -67,6 +76,7 @@ async def _serve(
     model: ModelDir,
     text: Text,
     grammars: GrammarCheck,
+    offload: Offload,
     metrics: CollectorRegistry,
 ) -> None:
     rng = random.SystemRandom()
@@ -91,18 +101,15 @@ async def _serve(
             core=core, model=model, text=text, grammars=grammars, rng=rng, tenants=tenants, limits=limits
         )
         admin = RouterAdminServicer(core=core, model=model.name, inference=inference)
-        app, doorman = make_app(
-            core=core, inference=inference, model=model, text=text, registry=metrics, rng=rng, wall=time.time
-        )
-        start_http = partial(
-            HttpServer.start,
-            app,
-            doorman,
-            host=config.host,
-            port=config.http_port,
-            tls=config.tls,
-            write_timeout_s=config.write_timeout_s,
-            max_connections=4 * config.max_requests,
+        door = make_app(
+            core=core,
+            inference=inference,
+            model=model,
+            text=text,
+            offload=offload,
+            registry=metrics,
+            rng=rng,
+            wall=time.time,
         )
         sync = RateSync(limits, usage, rng=rng, wall=time.time)
         try:
@@ -112,10 +119,36 @@ async def _serve(
                 [core.fleet.run(), sync.run()],
                 inference=inference,
                 admin=admin,
-                start_http=start_http,
+                start_http=partial(_start_http, config, door),
             )
         finally:
             core.close()
+
+
+async def _start_http(config: RouterConfig, door: tuple[ASGIApp, Doorman]) -> HttpServer:
+    app, doorman = door
+    return await HttpServer.start(
+        app,
+        doorman,
+        host=config.host,
+        port=config.http_port,
+        tls=config.tls,
+        write_timeout_s=config.write_timeout_s,
+        max_connections=max_connections(config),
+    )
+
+
+def max_connections(config: RouterConfig) -> int:
+    """Four for each request that may run, as far as there are files for them."""
+    wanted = 4 * config.max_requests
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return wanted
+    # With few files a part of them: a port that takes nobody is of no use.
+    room = max(most - RESERVED_FILES, most // 4)
+    if room < wanted:
+        log.warning("fewer http connections than wanted", wanted=wanted, max=room, open_files=most)
+    return min(wanted, room)
 
 
 async def _run(

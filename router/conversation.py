@@ -66,7 +66,7 @@ def _message(message: ChatMessage, place: str) -> Message:
     role = message.role
     if role not in ROLES:
         raise InvalidRequest(
-            f"{place}: role {role!r} is unknown; allowed: {', '.join(sorted(ROLES))}", field="chat"
+            f"{place}: role {role[:64]!r} is unknown; allowed: {', '.join(sorted(ROLES))}", field="chat"
         )
     read: Message = {"role": role, "content": message.content}
     if message.tool_calls:

@@ -196,6 +196,7 @@ class Dispatcher:
             raise Overloaded(
                 f"the first token is wanted within {wanted_ms:.0f} ms and would come after about "
                 f"{wanted_ms - left_ms + soonest_ms:.0f} ms; come back later, or raise ttft_objective_ms",
+                field="ttft_objective_ms",
                 retry_after_s=max(0.1, (soonest_ms - left_ms) / 1000),
             )
 
@@ -264,6 +265,7 @@ class Dispatcher:
             return Overloaded(
                 "the first token was wanted sooner than there was a place for the prompt; come back later, "
                 "or raise ttft_objective_ms",
+                field="ttft_objective_ms",
                 retry_after_s=1.0,
             )
         return self.fit.objection(wanted)

@@ -114,6 +114,8 @@ class Inference:
     async def _generate(self, request: GenerateRequest, call: Call, span: Span, arrived_at: float) -> None:
         self._check_room()
         tenant = self._tenants.of(call.metadata)
+        # Before the prompt is read and a grammar compiled, which is work.
+        self._charge(tenant, arrived_at, 0, num_requests=1)
         remaining_s = call.remaining_s
         validated = await self._reader.read(
             request,
@@ -124,7 +126,7 @@ class Inference:
             default_max_tokens=self._config.default_max_tokens or call.default_max_tokens,
         )
         span.set(**{"baton.request_id": validated.first.request_id})
-        self._charge(tenant, arrived_at, len(validated.first.prompt_token_ids))
+        self._charge(tenant, arrived_at, len(validated.first.prompt_token_ids), num_requests=0)
         await self._answer(validated, tenant, span, call)
 
     def _check_room(self) -> None:
@@ -136,10 +138,10 @@ class Inference:
                 retry_after_s=1.0,
             )
 
-    def _charge(self, tenant: Tenant, now: float, num_prompt_tokens: int) -> None:
+    def _charge(self, tenant: Tenant, now: float, num_prompt_tokens: int, *, num_requests: int) -> None:
         """Counts a request against its tenant's rates; raises Overloaded above them."""
         try:
-            self._limits.take(tenant, now, num_prompt_tokens)
+            self._limits.take(tenant, now, num_prompt_tokens, num_requests=num_requests)
         except Overloaded:
             self._core.outlook.metrics.shed("rate")
             raise

@@ -10,7 +10,7 @@ from typing import Any
 
 from baton.errors import InvalidRequest, UnknownModel
 from baton.limits import Limits
-from baton.prefix_keys import tenant_salt
+from baton.prefix_keys import request_salt, tenant_salt
 from baton.sampling import Grammar, SamplingParams
 from baton.v1 import common_pb2
 from baton.v1.inference_service_pb2 import GenerateRequest, PartialAnswer
@@ -22,6 +22,7 @@ from router.tenancy.tenants import Tenant
 from router.text import Text
 
 MAX_REQUEST_ID_CHARS = 128
+MAX_CACHE_SALT_CHARS = 256
 MAX_ANSWERS = 16
 
 
@@ -37,7 +38,7 @@ class GenerationRequest:
     arrived_at: loop time of its arrival, in seconds.
     traceparent: W3C header of the caller's span, or "".
     sample_index: which of the answers this is; part of the key of the random numbers.
-    cache_salt: key of the prefix keys: the tenant's own.
+    cache_salt: key of the prefix keys: the tenant's own, and the request's where it brings one.
     tenant: name of whose it is; "" where nobody is told apart.
     weight: the tenant's share in fair queueing.
     priority: who goes first; never unspecified.
@@ -164,7 +165,7 @@ class RequestReader:
             deadline_at=deadline_at,
             arrived_at=arrived_at,
             traceparent=traceparent,
-            cache_salt=tenant_salt(tenant.name),
+            cache_salt=request_salt(tenant_salt(tenant.name), proto.cache_salt),
             tenant=tenant.name,
             weight=tenant.weight,
             priority=priority,
@@ -175,12 +176,16 @@ class RequestReader:
     def _check_names(self, proto: GenerateRequest) -> None:
         if proto.model not in ("", self._model):
             raise UnknownModel(
-                f"model {proto.model!r} is not served here; this cluster serves {self._model!r}",
+                f"model {proto.model[:64]!r} is not served here; this cluster serves {self._model!r}",
                 field="model",
             )
         if len(proto.request_id) > MAX_REQUEST_ID_CHARS or not proto.request_id.isprintable():
             raise InvalidRequest(
                 f"request_id must be at most {MAX_REQUEST_ID_CHARS} printable characters", field="request_id"
+            )
+        if len(proto.cache_salt) > MAX_CACHE_SALT_CHARS:
+            raise InvalidRequest(
+                f"cache_salt must be at most {MAX_CACHE_SALT_CHARS} characters", field="cache_salt"
             )
 
     async def _prompt(self, proto: GenerateRequest) -> list[int]:

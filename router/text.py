@@ -18,13 +18,14 @@ from typing import Any, Protocol, TypeVar
 
 from tokenizers import Tokenizer
 
-from baton.errors import InvalidRequest, ModelError
+from baton.errors import ModelError, PromptTooLong
 from baton.models import ModelDir
 from baton.v1.inference_service_pb2 import Chat
 from router.chat_template import ChatTemplate
 from router.control_tokens import ControlTokens
 from router.conversation import Conversation, num_chars
 from router.text_stream import TextStream
+from router.token_texts import TokenTexts
 from router.tool_calls import tool_format
 
 # Below this, encoding takes less time than handing it to another thread.
@@ -49,6 +50,7 @@ class Text:
     offload: runs a function away from the event loop, on a bounded number of threads; used
         for texts over INLINE_CHARS.
     tool_format: how the model writes calls of tools, or None where that is not known.
+    texts: its tokens, one by one.
     """
 
     def __init__(self, model: ModelDir, offload: Offload) -> None:
@@ -58,7 +60,8 @@ class Text:
         self._controls = ControlTokens(self._tokenizer, self._template.source)
         self.tool_format = tool_format(self._template.source, self._tokenizer)
         markers = self.tool_format.special_markers if self.tool_format else ()
-        self._with_markers = _without_special(self._tokenizer, markers) if markers else self._tokenizer
+        self.texts = TokenTexts(self._tokenizer)
+        self._with_markers = TokenTexts(_without_special(self._tokenizer, markers)) if markers else self.texts
         added = self._tokenizer.encode("").ids
         self._bos_token_id = added[0] if added else model.bos_token_id
 
@@ -81,8 +84,8 @@ class Text:
 
         keep_tool_markers: the special tokens that mark calls of tools are in the text all the same.
         """
-        tokenizer = self._with_markers if keep_tool_markers else self._tokenizer
-        return TextStream(tokenizer, skip_special_tokens=skip_special_tokens)
+        texts = self._with_markers if keep_tool_markers else self.texts
+        return TextStream(texts, skip_special_tokens=skip_special_tokens)
 
     async def _run(self, work: Callable[[], list[int]], length: int, max_tokens: int) -> list[int]:
         _check_length(length, max_tokens)
@@ -108,7 +111,7 @@ class Text:
 
 def _check_length(num_chars: int, max_tokens: int) -> None:
     if num_chars > max_tokens * MAX_CHARS_PER_TOKEN:
-        raise InvalidRequest(
+        raise PromptTooLong(
             f"the prompt has {num_chars} characters; this model takes at most {max_tokens} tokens",
             field="prompt",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from tokenizers import Tokenizer
@@ -34,14 +34,18 @@ class TokenTexts:
     """The tokens of one tokenizer as bytes.
 
     tokenizer: shared, never changed.
+    is_byte_level: the text of an answer is that of its tokens' bytes, joined, and nothing else.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         # What is added to a vocabulary is text as it stands, control tokens above all.
-        self._added = frozenset(tokenizer.get_added_tokens_decoder())
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         decoders = set(_types(json.loads(tokenizer.to_str()).get("decoder")))
         self._is_byte_level = "ByteLevel" in decoders
+        self.is_byte_level = decoders <= {"ByteLevel", "Sequence", "Fuse"} and self._is_byte_level
         self._has_blanks = bool(decoders & {"Metaspace", "Replace"})
         self._has_byte_tokens = "ByteFallback" in decoders
 
@@ -57,6 +61,27 @@ class TokenTexts:
         if self._has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
         return (token.replace(_BLANK, " ") if self._has_blanks else token).encode()
+
+    def byte_piece(self, token_id: int) -> bytes | None:
+        """The bytes of a token that may be part of a character; None where the decoder has to write it."""
+        if self.is_byte_level:
+            return self.bytes_of(token_id)
+        if self._has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(self.name_of(token_id))):
+            return bytes([int(match[1], 16)])
+        return None
+
+    def has(self, token_id: int) -> bool:
+        """Whether the tokenizer has that token: models pad their vocabularies."""
+        return self._tokenizer.id_to_token(token_id) is not None
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether it is one of those that texts are usually shown without."""
+        return token_id in self._special
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The tokenizer's own text of these tokens, special ones too."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
 
     def name_of(self, token_id: int) -> str:
         """The token itself, as its vocabulary has it; "" for an id that the tokenizer lacks."""

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from baton.models import ModelDir
 from router.core import RouterCore
+from router.http.bodies import Bodies
 from router.http.doorman import Doorman
 from router.http.errors import NOT_FOUND, WRONG_METHOD, HttpRefusal, body_of, headers_of
 from router.http.exchange import to_json
@@ -22,7 +23,7 @@ from router.http.generating import Generating
 from router.http.pages import Pages
 from router.http.tokens import Tokens
 from router.inference import Inference
-from router.text import Text
+from router.text import Offload, Text
 
 
 def make_app(
@@ -31,18 +32,21 @@ def make_app(
     inference: Inference,
     model: ModelDir,
     text: Text,
+    offload: Offload,
     registry: CollectorRegistry,
     rng: random.Random,
     wall: Callable[[], float],
 ) -> tuple[ASGIApp, Doorman]:
     """The application, and what ends it.
 
+    offload: runs a function away from the event loop, on a bounded number of threads.
     registry: what /metrics shows.
     wall: seconds since 1970.
     """
     doorman = Doorman(core.config.max_requests, rng, wall)
-    generating = Generating(inference, model, text, rng=rng, wall=wall)
-    tokens = Tokens(inference, model, text)
+    bodies = Bodies(offload)
+    generating = Generating(inference, model, text, bodies, rng=rng, wall=wall)
+    tokens = Tokens(inference, model, text, bodies)
     pages = Pages(
         inference,
         core.fleet,
@@ -60,6 +64,7 @@ def make_app(
         Route("/v1/models/{name:path}", serve(pages.model), methods=["GET"]),
         Route("/health", serve(pages.health, drains=False), methods=["GET"]),
         Route("/ready", serve(pages.ready, drains=False), methods=["GET"]),
+        Route("/version", serve(pages.version, drains=False), methods=["GET"]),
         Route("/metrics", serve(pages.metrics, drains=False), methods=["GET"]),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _unrouted})

@@ -38,7 +38,7 @@ def chat(body: ChatBody, request_id: str, tool_format: ToolFormat | None) -> Ask
 
     tool_format: how the model writes calls, or None where that is not known.
     """
-    names = {"chat": "messages", "template_arguments": "chat_template_kwargs"}
+    names = {"chat": "messages", "prompt": "messages", "template_arguments": "chat_template_kwargs"}
     request = common(body, request_id, names)
     _set_max_tokens(body, request, names)
     if body.logprobs:
@@ -56,8 +56,14 @@ def chat(body: ChatBody, request_id: str, tool_format: ToolFormat | None) -> Ask
             )
         names["grammar"] = "tools"
         request.grammar.CopyFrom(forced.to_proto())
-    are_looked_for = tool_format is not None and (is_free or forced)
-    functions = tuple(tool.function.name for tool in tools) if are_looked_for else ()
+    elif tools and not is_free:
+        field = names["grammar"]
+        raise InvalidRequest(
+            f"{field} leaves no room for a call of the tools; leave one of both out, or set tool_choice to "
+            "none",
+            field=field,
+        )
+    functions = tuple(tool.function.name for tool in tools) if tool_format is not None else ()
     return AskedChat(requests=[request], names=names, functions=functions)
 
 

@@ -35,22 +35,25 @@ class ChatShape:
         self._with_ids = with_ids
         self._parsers: dict[int, ToolCallParser] = {}
         self._begun: set[int] = set()
+        # Of each answer: tokens whose text may still become a call. They go out with the next event.
+        self._held: dict[int, Collected] = {}
         self._callers: set[int] = set()
 
     def delta(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
         """An entry of `choices` in a stream; None while text may still become a call."""
         content, calls = self._read(index, chunk.text, is_last=bool(chunk.finish_reason))
+        part = self._held.pop(index, None) or Collected()
+        part.add(chunk)
         is_first = index not in self._begun
-        if not (content or calls or chunk.finish_reason or self._logprobs or self._make_parser is None):
+        if not (content or calls or chunk.finish_reason or self._make_parser is None):
+            self._held[index] = part
             return None
         self._begun.add(index)
         delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
         if content or not calls:
             delta["content"] = content
         if calls:
-            delta["tool_calls"] = calls
-        part = Collected()
-        part.add(chunk)
+            delta["tool_calls"] = _joined(calls)
         return {"index": index, "delta": delta, **self._rest(index, part)}
 
     def choice(self, index: int, answer: Collected) -> dict[str, Any]:
@@ -59,7 +62,10 @@ class ChatShape:
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if parts:
             message["content"] = content or None
-            message["tool_calls"] = _whole_calls(parts)
+            calls = _joined(parts)
+            message["tool_calls"] = [
+                {name: call[name] for name in ("id", "type", "function")} for call in calls
+            ]
         return {"index": index, "message": message, **self._rest(index, answer)}
 
     def place_prompt(
@@ -102,10 +108,11 @@ def _call(delta: CallDelta) -> dict[str, Any]:
     return {"index": delta.index, "function": {"arguments": delta.arguments}}
 
 
-def _whole_calls(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One entry per call: clients take a second one of the same event for another call."""
     calls: dict[int, dict[str, Any]] = {}
     for part in parts:
         call = calls.setdefault(part["index"], part)
         if call is not part:
             call["function"]["arguments"] += part["function"]["arguments"]
-    return [{name: call[name] for name in ("id", "type", "function")} for call in calls.values()]
+    return [*calls.values()]

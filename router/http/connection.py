@@ -1,7 +1,9 @@
 """One connection of the HTTP port: uvicorn's, with limits on what a peer may make it wait for.
 
 Owns three timers that uvicorn lacks: for a request that does not arrive, for a response that is not read, and
-for a connection that is closed but not emptied. Each ends in a reset, which needs nothing of the peer.
+for a connection that is closed but not emptied. Each ends in a reset, which needs nothing of the peer. Reads
+on while a response is under way, where uvicorn stops at the first byte: else nobody would hear that the peer
+left.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from router.http.exchange import to_json
 
 # From the first byte of a request, or from the connection's beginning, to its end.
 REQUEST_S: Final = 60.0
+# Of what a peer sends while its response is under way: other requests of its, or nothing of use.
+MAX_EARLY_BYTES: Final = 64 * 1024
 
 
 class Connection(H11Protocol):
@@ -28,6 +32,7 @@ class Connection(H11Protocol):
 
     write_timeout_s: longest time without room for more of a response.
     max_connections: those of the port; one more is reset at once.
+    make_headers: makes those that every response has.
     on_lost: called when it is gone.
     """
 
@@ -38,12 +43,15 @@ class Connection(H11Protocol):
         *,
         write_timeout_s: float,
         max_connections: int,
+        make_headers: Callable[[], list[tuple[bytes, bytes]]],
         on_lost: Callable[[], None],
     ) -> None:
         super().__init__(config=config, server_state=state, app_state={})
         self._write_timeout_s = write_timeout_s
         self._max_connections = max_connections
+        self._make_headers = make_headers
         self._on_lost = on_lost
+        self._num_early_bytes = 0
         self._until_request: asyncio.TimerHandle | None = None
         self._until_room: asyncio.TimerHandle | None = None
 
@@ -67,6 +75,9 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Some of a request, or the next one, came."""
+        if self._is_answering:
+            self._keep(data)
+            return
         super().data_received(data)
         self._watch_request()
 
@@ -84,6 +95,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """The response is in the buffer."""
+        self._num_early_bytes = 0
         super().on_response_complete()
         if self.transport.is_closing():
             self._watch_reader()
@@ -98,11 +110,12 @@ class Connection(H11Protocol):
         """Answers what is no HTTP, or has more headers than fit."""
         error = InvalidRequest(f"this is no HTTP request that can be read: {msg}")
         body = to_json(body_of(error), ensure_ascii=True).encode("ascii")
-        headers: list[tuple[str, str]] = [
-            ("content-type", "application/json"),
-            ("content-length", str(len(body))),
-            ("connection", "close"),
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
         ]
+        headers += [header for header in self._make_headers() if header not in headers]
         response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
         try:
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
@@ -126,6 +139,20 @@ class Connection(H11Protocol):
             self._until_request = None
         elif is_due and self._until_request is None:
             self._until_request = self.loop.call_later(REQUEST_S, self.transport.abort)
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a request is complete and its response is not."""
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.more_body and not cycle.response_complete
+
+    def _keep(self, data: bytes) -> None:
+        """For the request after this one, in h11's buffer; where there can be none it is dropped."""
+        self._num_early_bytes += len(data)
+        if self._num_early_bytes > MAX_EARLY_BYTES:
+            self.transport.abort()
+        elif self.conn.their_state is h11.DONE:
+            self.conn.receive_data(data)
 
     @property
     def _is_idle(self) -> bool:

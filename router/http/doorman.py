@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,13 +17,24 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from baton.errors import BatonError, Cancelled, Draining, InternalError, InvalidRequest, Overloaded
+from baton.errors import (
+    BatonError,
+    Cancelled,
+    Draining,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
 from baton.logs import get_logger
-from router.http.errors import body_of, form_of, headers_of
-from router.http.exchange import Exchange
+from router.http.errors import CLIENT_LEFT, HEADERS_TOO_LARGE, HttpRefusal, body_of, form_of, headers_of
+from router.http.exchange import ClientLeft, Exchange
 from router.request import MAX_REQUEST_ID_CHARS
 
 ID_HEADER: Final = "x-request-id"
+# Of a request line and headers, whether they arrive in one piece or in many.
+MAX_HEADER_BYTES: Final = 64 * 1024
+_ABSOLUTE: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _ID: Final = "baton.request_id"
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -65,9 +77,18 @@ class Doorman:
 
             async def marked(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    message = {**message, "headers": [*message["headers"], *self._headers(request_id)]}
+                    message = {**message, "headers": [*message["headers"], *self.headers(request_id)]}
                 await send(message)
 
+            if _num_header_bytes(scope) > MAX_HEADER_BYTES:
+                refusal = HttpRefusal(
+                    f"request line and headers are longer than {MAX_HEADER_BYTES} bytes", HEADERS_TOO_LARGE
+                )
+                await _fail(Exchange(scope, receive, marked, request_id), refusal)
+                return
+            # As proxies ask, and every server has to understand.
+            if (whole := _ABSOLUTE.match(scope["path"])) is not None:
+                scope["path"] = scope["path"][whole.end() :] or "/"
             await app(scope, receive, marked)
 
         return guarded
@@ -82,6 +103,11 @@ class Doorman:
             with self._counting() if drains else nullcontext():
                 _check_id(exchange)
                 await handler(exchange)
+        except ClientLeft:
+            log.info("client left", request_id=exchange.request_id, status=CLIENT_LEFT)
+        except Cancelled as error:
+            # The client is there: something inside gave up.
+            await _fail(exchange, Unavailable(error.message))
         except BatonError as error:
             await _fail(exchange, error)
         except Exception as error:  # noqa: BLE001  (there is nobody above to raise it to)
@@ -113,9 +139,14 @@ class Doorman:
                 given: str = value.decode("latin-1")
                 if given and len(given) <= MAX_REQUEST_ID_CHARS and given.isprintable():
                     return given
+        return self.draw_id()
+
+    def draw_id(self) -> str:
+        """The id of a request that brings none."""
         return f"req-{self._rng.getrandbits(64):016x}"
 
-    def _headers(self, request_id: str) -> list[tuple[bytes, bytes]]:
+    def headers(self, request_id: str) -> list[tuple[bytes, bytes]]:
+        """Those that every response has."""
         headers = [
             (ID_HEADER.encode(), request_id.encode("latin-1")),
             (b"date", formatdate(self._wall(), usegmt=True).encode()),
@@ -139,6 +170,11 @@ class Endpoint:
         await self._doorman.run(exchange, self._handler, drains=self._drains)
 
 
+def _num_header_bytes(scope: Scope) -> int:
+    headers = sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
+    return headers + len(scope["raw_path"]) + len(scope["query_string"])
+
+
 def _check_id(exchange: Exchange) -> None:
     given = exchange.headers.get(ID_HEADER)
     if given and given != exchange.request_id:
@@ -150,9 +186,7 @@ def _check_id(exchange: Exchange) -> None:
 async def _fail(exchange: Exchange, error: BatonError) -> None:
     """Says what went wrong: by the status, or by the last event of a stream whose status is out."""
     status = form_of(error).status
-    if isinstance(error, Cancelled):
-        log.info("client left", request_id=exchange.request_id, status=status)
-    elif not exchange.has_begun:
+    if not exchange.has_begun:
         await exchange.reply(body_of(error), status=status, headers=headers_of(error))
     elif exchange.stream is not None:
         body = body_of(error)

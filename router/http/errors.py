@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from baton.errors import (
     BatonError,
-    Cancelled,
     DeadlineExceeded,
     Draining,
     InvalidRequest,
     Overloaded,
+    PromptTooLong,
     Unauthenticated,
     Unavailable,
     UnknownModel,
@@ -26,6 +26,10 @@ from baton.errors import (
 
 # For those that may try again and are not told when.
 RETRY_S: Final = 1.0
+# Of a message; the gRPC door's.
+_MOST_CHARS: Final = 2_000
+# Whoever wants the first token by a time is not served by the same question at a later one.
+_HOPELESS_FIELDS: Final = frozenset({"ttft_objective_ms"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +60,19 @@ NOT_FOUND: Final = Form(status=404, type=_REQUEST, code="not_found")
 WRONG_METHOD: Final = Form(status=405, type=_REQUEST, code="method_not_allowed")
 TOO_LARGE: Final = Form(status=413, type=_REQUEST, code="request_too_large")
 WRONG_TYPE: Final = Form(status=415, type=_REQUEST, code="unsupported_media_type")
+HEADERS_TOO_LARGE: Final = Form(status=431, type=_REQUEST, code="request_too_large")
+# A client that has left reads no status; this is the one that logs of other servers use.
+CLIENT_LEFT: Final = 499
 
 # The nearest class above an error decides. What is not here is a fault of ours: 500.
 FORMS: Final[Mapping[type[BatonError], Form]] = MappingProxyType(
     {
         InvalidRequest: Form(status=400, type=_REQUEST, code="invalid_value"),
+        PromptTooLong: Form(status=400, type=_REQUEST, code="context_length_exceeded"),
         UnknownModel: Form(status=404, type=_REQUEST, code="model_not_found"),
         UnknownRequest: Form(status=404, type=_REQUEST, code="request_not_found"),
         Unauthenticated: Form(status=401, type=_REQUEST, code="invalid_api_key"),
         Overloaded: Form(status=429, type="rate_limit_error", code="rate_limit_exceeded"),
-        # A client that has left reads no status; this is the one that logs of other servers use.
-        Cancelled: Form(status=499, type=_REQUEST, code="client_closed_request"),
         Unavailable: Form(status=503, type=_SERVER, code="unavailable"),
         Draining: Form(status=503, type=_SERVER, code="draining"),
         DeadlineExceeded: Form(status=504, type="timeout_error", code="deadline_exceeded"),
@@ -87,7 +93,7 @@ def body_of(error: BatonError) -> dict[str, Any]:
     form = form_of(error)
     return {
         "error": {
-            "message": error.message,
+            "message": error.message[:_MOST_CHARS],
             "type": form.type,
             "param": error.field or None,
             "code": form.code,
@@ -99,7 +105,8 @@ def headers_of(error: BatonError) -> dict[str, str]:
     """What goes beside it: when to try again, and whether that makes sense at all."""
     headers = dict(error.headers) if isinstance(error, HttpRefusal) else {}
     # OpenAI's clients go by this first: by the status alone they would try again after every 5xx.
-    headers["x-should-retry"] = "true" if error.retryable else "false"
+    should_retry = error.retryable and error.field not in _HOPELESS_FIELDS
+    headers["x-should-retry"] = "true" if should_retry else "false"
     if error.retryable:
         retry_s = RETRY_S if error.retry_after_s is None else error.retry_after_s
         headers["retry-after"] = str(max(1, math.ceil(retry_s)))

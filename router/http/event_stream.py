@@ -52,7 +52,8 @@ class EventStream:
     async def fail(self, error: Mapping[str, Any]) -> None:
         """Ends a response that has begun, with one event that is the error; nothing where it has ended."""
         if not self._has_ended:
-            await self.event(error)
+            # Some clients look for an event of this name and not for an error among its data.
+            await self._send(f"event: error\ndata: {to_json(error, ensure_ascii=True)}\n\n".encode("ascii"))
             await self.end()
 
     async def close(self) -> None:

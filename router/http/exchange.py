@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from baton.api_keys import METADATA_KEY
-from baton.errors import Cancelled, InvalidRequest
+from baton.errors import InvalidRequest
 from baton.rpc import MAX_MESSAGE_BYTES
 from router.http.errors import TOO_LARGE, WRONG_TYPE, HttpRefusal
 
@@ -26,7 +26,17 @@ if TYPE_CHECKING:
 # The gRPC door's, so that a request fits through both or neither.
 MAX_BODY_BYTES: Final = MAX_MESSAGE_BYTES
 TIMEOUT_HEADER: Final = "x-request-timeout-s"
+# Eleven days; what is longer is as good as none, and no number is too large for what travels to workers.
+MAX_TIMEOUT_S: Final = 1e6
+# Of a response that is one object: whoever reads it is judged by each, and not by all of it.
+PIECE_BYTES: Final = 64 * 1024
 _JSON: Final = "application/json"
+_ASCII: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+_UNICODE: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+class ClientLeft(Exception):
+    """The client is gone: there is nobody to answer. Never leaves the door."""
 
 
 class Exchange:
@@ -70,16 +80,16 @@ class Exchange:
             remaining_s = float(text)
         except ValueError:
             remaining_s = math.nan
-        if not 0 < remaining_s < math.inf:
+        if not remaining_s > 0:
             raise InvalidRequest(
                 f"the header {TIMEOUT_HEADER} must be a number of seconds above 0", field=TIMEOUT_HEADER
             )
-        return remaining_s
+        return None if math.isinf(remaining_s) else min(remaining_s, MAX_TIMEOUT_S)
 
     async def body(self) -> bytes:
         """The whole body, which must be JSON by its type.
 
-        Raises HttpRefusal for another type or one that is too long, Cancelled for a client that left.
+        Raises HttpRefusal for another type or one that is too long, ClientLeft for a client that left.
         """
         if self.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
             # A browser sends any other type across origins without asking first.
@@ -93,7 +103,7 @@ class Exchange:
                 raise self._too_long()
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise Cancelled("the client left before its request was complete")
+                raise ClientLeft
             body += message.get("body", b"")
             more = message.get("more_body", False)
         if len(body) > MAX_BODY_BYTES:
@@ -106,14 +116,14 @@ class Exchange:
     async def while_connected(self, handling: Coroutine[Any, Any, None]) -> None:
         """Runs what handles the request, whose body has been read; raises what it raises.
 
-        Cancels it where the client leaves, and raises Cancelled.
+        Cancels it where the client leaves, and raises ClientLeft.
         """
         work = asyncio.ensure_future(handling)
         leaving = asyncio.ensure_future(self._left())
         try:
             await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                raise Cancelled("the client left")
+                raise ClientLeft
             await work
         finally:
             work.cancel()
@@ -137,7 +147,10 @@ class Exchange:
         text = content if isinstance(content, str) else to_json(content, ensure_ascii=False)
         body = text.encode("utf-8", "replace")
         await self.begin(status, {"content-length": str(len(body)), **(headers or {})}, media_type)
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        *pieces, last = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)] or [b""]
+        for piece in pieces:
+            await self.send(piece)
+        await self.send(last, more=False)
 
     async def begin(self, status: int, headers: Mapping[str, str], media_type: str) -> None:
         """Sends the status and the headers."""
@@ -154,7 +167,7 @@ class Exchange:
 
 def to_json(content: Mapping[str, Any], *, ensure_ascii: bool) -> str:
     """Standard JSON: a number that JSON does not have is a defect here, not a word of Python's there."""
-    return json.dumps(content, ensure_ascii=ensure_ascii, allow_nan=False, separators=(",", ":"))
+    return (_ASCII if ensure_ascii else _UNICODE).encode(content)
 
 
 def _start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:

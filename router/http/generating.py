@@ -14,7 +14,8 @@ from baton.errors import InvalidRequest
 from baton.models import ModelDir
 from baton.v1.inference_service_pb2 import GenerateResponse
 from router.http.answers import Shape
-from router.http.chat_requests import chat
+from router.http.bodies import Bodies
+from router.http.chat_requests import AskedChat, chat
 from router.http.chat_shape import ChatShape
 from router.http.completion_shape import CompletionShape
 from router.http.event_stream import EventStream
@@ -29,7 +30,6 @@ from router.http.validation import read
 from router.inference import Inference
 from router.tenancy.tenants import Metadata
 from router.text import Text
-from router.token_texts import TokenTexts
 
 # Of a completion that names none, as at OpenAI's.
 COMPLETION_TOKENS = 16
@@ -47,6 +47,7 @@ class Generating:
         inference: Inference,
         model: ModelDir,
         text: Text,
+        bodies: Bodies,
         *,
         rng: random.Random,
         wall: Callable[[], float],
@@ -54,15 +55,20 @@ class Generating:
         self._inference = inference
         self._model = model
         self._text = text
+        self._bodies = bodies
         self._rng = rng
         self._wall = wall
-        self._logprobs = LogprobShapes(TokenTexts(text.tokenizer))
+        self._logprobs = LogprobShapes(text.texts)
 
     async def complete(self, exchange: Exchange) -> None:
         """POST /v1/completions."""
         self._inference.check_key(exchange.metadata)
-        body = read(CompletionBody, await exchange.body())
-        asked = completion(body, exchange.request_id)
+
+        def read_it(raw: bytes) -> tuple[CompletionBody, Asked]:
+            body = read(CompletionBody, raw)
+            return body, completion(body, exchange.request_id)
+
+        body, asked = await self._bodies.read(await exchange.body(), read_it)
         keep_special = body.skip_special_tokens is False
         shape = CompletionShape(
             None if body.logprobs is None else self._logprobs,
@@ -74,9 +80,13 @@ class Generating:
     async def chat(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
         self._inference.check_key(exchange.metadata)
-        body = read(ChatBody, await exchange.body())
         tool_format = self._text.tool_format
-        asked = chat(body, exchange.request_id, tool_format)
+
+        def read_it(raw: bytes) -> tuple[ChatBody, AskedChat]:
+            body = read(ChatBody, raw)
+            return body, chat(body, exchange.request_id, tool_format)
+
+        body, asked = await self._bodies.read(await exchange.body(), read_it)
         parser = None
         if tool_format is not None and asked.functions:
             parallel = body.parallel_tool_calls is not False

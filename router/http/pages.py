@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+from baton import __version__
 from baton.errors import UnknownModel
 from baton.v1.inference_service_pb2 import Model
 from router.fleet import Fleet
@@ -50,7 +51,7 @@ class Pages:
         if found is None:
             served = ", ".join(repr(model.name) for model in models)
             raise UnknownModel(
-                f"model {name!r} is not served here; this cluster serves {served}", field="model"
+                f"model {name[:64]!r} is not served here; this cluster serves {served}", field="model"
             )
         await exchange.reply(self._model(found))
 
@@ -68,6 +69,10 @@ class Pages:
             await exchange.reply(content, status=503, headers={"retry-after": "1"})
             return
         await exchange.reply({"status": "ready"})
+
+    async def version(self, exchange: Exchange) -> None:
+        """GET /version."""
+        await exchange.reply({"version": __version__})
 
     async def metrics(self, exchange: Exchange) -> None:
         """GET /metrics: what the process counts, as Prometheus reads it."""

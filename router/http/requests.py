@@ -17,8 +17,8 @@ from baton.sampling import Grammar
 from baton.v1.inference_service_pb2 import GenerateRequest, TokenIds
 from router.http.schema import GenerationBody, ResponseFormat
 from router.http.schema_completions import CompletionBody
+from router.request import MAX_REQUEST_ID_CHARS
 
-MAX_PROMPTS: Final = 64
 # Those that have the same name and the same meaning.
 _SAME: Final = (
     "temperature",
@@ -37,6 +37,7 @@ _SAME: Final = (
     "prompt_logprobs",
     "truncate_prompt_tokens",
     "ttft_objective_ms",
+    "cache_salt",
 )
 # What a field of GenerateRequest is called in a body.
 _NAMES: Final = {
@@ -73,8 +74,6 @@ def completion(body: CompletionBody, request_id: str) -> Asked:
     prompts = body.prompts()
     if not prompts:
         raise InvalidRequest("prompt is missing", field="prompt")
-    if len(prompts) > MAX_PROMPTS:
-        raise InvalidRequest(f"there are {len(prompts)} prompts; send at most {MAX_PROMPTS}", field="prompt")
     names = {"top_logprobs": "logprobs"}
     base = common(body, request_id, names)
     if body.logprobs is not None:
@@ -85,7 +84,8 @@ def completion(body: CompletionBody, request_id: str) -> Asked:
         request = GenerateRequest()
         request.CopyFrom(base)
         if len(prompts) > 1:
-            request.request_id = f"{request_id}-{number}"
+            suffix = f"-{number}"
+            request.request_id = request_id[: MAX_REQUEST_ID_CHARS - len(suffix)] + suffix
         if isinstance(prompt, str):
             request.text = prompt
         else:
@@ -114,7 +114,7 @@ def common(body: GenerationBody, request_id: str, names: dict[str, str]) -> Gene
     if body.stop is not None:
         request.stop.extend([body.stop] if isinstance(body.stop, str) else body.stop)
     request.include_stop_in_text = bool(body.include_stop_str_in_output)
-    if body.priority is not None:
+    if isinstance(body.priority, str):
         request.priority = PRIORITIES[body.priority]
     _constrain(request, body, names)
     return request

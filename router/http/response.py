@@ -13,7 +13,7 @@ from baton.v1 import inference_service_pb2
 from baton.v1.inference_service_pb2 import GenerateResponse
 from router.http.answers import Collected, Shape, Usage
 from router.http.event_stream import EventStream
-from router.http.exchange import Exchange
+from router.http.exchange import Exchange, to_json
 from router.http.logprobs import LogprobShapes
 
 DONE = "[DONE]"
@@ -110,7 +110,8 @@ class StreamedResponse:
     ) -> None:
         self._stream = stream
         self._shape = shape
-        self._start = head.shape(shape.part, shape.prefix)
+        # The same in every event: written once, up to what differs.
+        self._start = to_json(head.shape(shape.part, shape.prefix), ensure_ascii=True)[:-1]
         self._n = head.n
         self._wants_usage = usage
         self._is_continuous = usage and continuous
@@ -130,7 +131,7 @@ class StreamedResponse:
     async def end(self) -> None:
         """The usage, if it is wanted, and the end."""
         if self._wants_usage:
-            await self._stream.event({**self._start, "choices": [], "usage": self._usage.shape()})
+            await self._stream.event(self._event("", self._usage))
         await self._stream.event(DONE)
         await self._stream.end()
 
@@ -139,7 +140,12 @@ class StreamedResponse:
         delta = self._shape.delta(prompt * self._n + chunk.index, chunk)
         if delta is None:
             return
-        event = {**self._start, "choices": [delta]}
+        usage = self._so_far if self._is_continuous else None
+        await self._stream.event(self._event(to_json(delta, ensure_ascii=True), usage))
+
+    def _event(self, choice: str, usage: Usage | None) -> str:
+        event = f'{self._start},"choices":[{choice}]'
         if self._wants_usage:
-            event["usage"] = self._so_far.shape() if self._is_continuous else None
-        await self._stream.event(event)
+            told = "null" if usage is None else to_json(usage.shape(), ensure_ascii=True)
+            event += f',"usage":{told}'
+        return event + "}"

@@ -3,17 +3,29 @@
 Owns types and names only; which values make sense is said once, in baton/sampling.py and router/request.py. A
 field that is not here is refused, so that a typo does not pass for a default. Every field may be null, which
 is to leave it out.
+
+Every list has a bound and is left at its first fault, an object at the first field that is not known: what is
+wrong with a body costs no more than what is right with it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from baton.sampling import MAX_CHOICES, MAX_LOGIT_BIAS
+from router.stops import MAX_STOPS
 
 NO_EFFECT: Final = "no effect"
 REFUSED: Final = "refused"
+# As many as the longest body holds, but for ids of one or two digits.
+MAX_TOKEN_IDS: Final = 4_000_000
+# Types of errors here that are about one name in the object; their context has it.
+UNKNOWN_FIELD: Final = "unknown_field"
+NO_TOKEN_ID: Final = "no_token_id"
+TOO_LONG: Final = "too_long"
 
 
 def _refuse(value: object) -> None:
@@ -27,11 +39,27 @@ Refused = Annotated[Any, AfterValidator(_refuse), Field(description=REFUSED)]
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
-# A long list is left at its first fault.
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
-# Of JSON, whose keys are text.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_TOKEN_IDS)]
+Choices = Annotated[list[str], Field(fail_fast=True, max_length=MAX_CHOICES)]
+Stops = Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)]
+# Of JSON, whose keys are text; nothing in it is looked at here.
 Object = dict[str, Any]
+
+
+def _few(value: object) -> object:
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS:
+        raise PydanticCustomError(TOO_LONG, "too many", {"max_length": MAX_LOGIT_BIAS})
+    return value
+
+
+def _by_id(biases: dict[str, float]) -> dict[int, float]:
+    for name in biases:
+        if not (name.isascii() and name.isdecimal() and len(name) <= 10 and int(name) < 2**32):
+            raise PydanticCustomError(NO_TOKEN_ID, "no token id", {"name": name})
+    return {int(name): bias for name, bias in biases.items()}
+
+
+LogitBias = Annotated[dict[str, float], BeforeValidator(_few), AfterValidator(_by_id)]
 
 
 class Body(BaseModel):
@@ -45,6 +73,22 @@ class Body(BaseModel):
         hide_input_in_errors=True,
         protected_namespaces=(),
     )
+    names: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Notes the names as bodies have them."""
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.names = frozenset(field.alias or name for name, field in cls.model_fields.items())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_known(cls, value: Any) -> Any:
+        """Refuses the first name that is not known; pydantic would collect them all."""
+        if isinstance(value, dict) and not value.keys() <= cls.names:
+            unknown = next(name for name in value if name not in cls.names)
+            raise PydanticCustomError(UNKNOWN_FIELD, "unknown field", {"name": unknown})
+        return value
 
 
 class StreamOptions(Body):
@@ -77,7 +121,7 @@ class StructuredOutputs(Body):
     json_: Object | str | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: Texts | None = None
+    choice: Choices | None = None
     grammar: str | None = None
 
 
@@ -88,13 +132,13 @@ class GenerationBody(Body):
     temperature: float | None = None
     top_p: float | None = None
     n: Int32 | None = None
-    stop: str | Texts | None = None
+    stop: str | Stops | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[TokenId, float] | None = None
+    logit_bias: LogitBias | None = None
     response_format: ResponseFormat | None = None
     max_tokens: Int32 | None = None
 
@@ -105,20 +149,22 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     min_tokens: Int32 | None = None
     stop_token_ids: TokenIds | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, min_length=1)] | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     guided_json: Object | str | None = None
     guided_regex: str | None = None
-    guided_choice: Texts | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: Int32 | None = None
     truncate_prompt_tokens: Int32 | None = None
     return_token_ids: bool | None = None
+    cache_salt: str | None = None
 
     # Baton's own.
-    priority: Literal["low", "normal", "high"] | None = None
+    # 0 is vLLM's word for the normal one.
+    priority: Literal["low", "normal", "high"] | Annotated[int, Field(ge=0, le=0)] | None = None
     ttft_objective_ms: float | None = None
 
     user: Ignored = None

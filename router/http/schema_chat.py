@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from router.conversation import MAX_CALLS, MAX_MESSAGES
 from router.http.schema import REFUSED, Body, GenerationBody, Ignored, Int32, Object, Refused
+from router.tools import MAX_TOOLS
+
+MAX_PARTS: Final = 1_000
 
 
 class ContentPart(Body):
@@ -42,8 +46,8 @@ class Message(Body):
     """One turn."""
 
     role: str
-    content: str | list[ContentPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = None
 
     name: Ignored = None
@@ -84,19 +88,24 @@ class ToolChoice(Body):
     function: NamedFunction
 
 
+Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+Modalities = Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)]
+
+
 class ChatBody(GenerationBody):
     """A conversation."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
+    messages: Messages | None = None
     max_completion_tokens: Int32 | None = None
     logprobs: bool | None = None
     top_logprobs: Int32 | None = None
-    tools: list[Tool] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Object | None = None
 
-    modalities: Annotated[list[Literal["text"]] | None, Field(description=REFUSED)] = None
+    modalities: Annotated[Modalities | None, Field(description=REFUSED)] = None
     reasoning_effort: Ignored = None
     verbosity: Ignored = None
     include_reasoning: Ignored = None

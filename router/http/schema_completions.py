@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from router.http.schema import REFUSED, GenerationBody, Int32, Refused, Texts, TokenIds
+from router.http.schema import REFUSED, GenerationBody, Int32, Refused, TokenIds
 
-Prompts = str | TokenIds | Texts | Annotated[list[TokenIds], Field(fail_fast=True)]
+MAX_PROMPTS: Final = 64
+_Several = Field(fail_fast=True, max_length=MAX_PROMPTS)
+Prompts = str | TokenIds | Annotated[list[str], _Several] | Annotated[list[TokenIds], _Several]
 
 
 class CompletionBody(GenerationBody):

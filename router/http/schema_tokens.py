@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from router.http.schema import REFUSED, Body, Object, TokenIds
-from router.http.schema_chat import Message, Tool
+from router.http.schema_chat import Messages, Tools
 
 
 class TokenizeBody(Body):
@@ -15,8 +15,8 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
-    tools: list[Tool] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
     chat_template_kwargs: Object | None = None
     return_token_strs: bool | None = None
 

@@ -20,11 +20,12 @@ from baton.errors import ConfigError
 from baton.rpc_server import why_not
 from baton.tls import TlsFiles
 from router.http.connection import Connection
+from router.http.doorman import MAX_HEADER_BYTES
 
 # Above that of proxies, so that they close first and never send into a closed connection.
 KEEP_ALIVE_S: Final = 75
-# Of a request line and headers that have not arrived whole.
-MAX_HEADER_BYTES: Final = 64 * 1024
+# asyncio's own is a minute, in which nobody counts the connection.
+HANDSHAKE_S: Final = 10.0
 # For what is in the buffers, once nothing runs.
 LAST_WORDS_S: Final = 0.5
 # Of the kernel, which would let it grow to megabytes for each stream whose reader is behind.
@@ -32,14 +33,20 @@ SEND_BUFFER_BYTES: Final = 256 * 1024
 _BACKLOG: Final = 2048
 
 
-class Draining(Protocol):
-    """What the server needs of the application, to end well."""
+class Door(Protocol):
+    """What the server needs of the application: to end well, and to answer what is no request."""
 
     def drain(self) -> None:
         """Takes no new requests from now on."""
 
     async def idle(self) -> None:
         """Returns once no request runs."""
+
+    def draw_id(self) -> str:
+        """The id of a request that brings none."""
+
+    def headers(self, request_id: str) -> list[tuple[bytes, bytes]]:
+        """Those that every response has."""
 
 
 class HttpServer:
@@ -49,7 +56,7 @@ class HttpServer:
         print(server.address)
     """
 
-    def __init__(self, listener: socket.socket, config: Config, doorman: Draining, host: str) -> None:
+    def __init__(self, listener: socket.socket, config: Config, doorman: Door, host: str) -> None:
         self.host = host
         self.port: int = listener.getsockname()[1]
         self._listener = listener
@@ -64,7 +71,7 @@ class HttpServer:
     async def start(
         cls,
         app: ASGIApp,
-        doorman: Draining,
+        doorman: Door,
         *,
         host: str,
         port: int,
@@ -105,11 +112,16 @@ class HttpServer:
                 self._state,
                 write_timeout_s=write_timeout_s,
                 max_connections=max_connections,
+                make_headers=lambda: doorman.headers(doorman.draw_id()),
                 on_lost=self._lost.set,
             )
 
         self._server = await asyncio.get_running_loop().create_server(
-            connection, sock=self._listener, ssl=context, backlog=_BACKLOG
+            connection,
+            sock=self._listener,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else HANDSHAKE_S,
+            backlog=_BACKLOG,
         )
         return self
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from baton.errors import InvalidRequest, UnknownModel
+from baton.errors import InvalidRequest, PromptTooLong, UnknownModel
 from baton.models import ModelDir
+from router.http.bodies import Bodies
 from router.http.chat_requests import conversation
 from router.http.exchange import Exchange
 from router.http.requests import Asked
@@ -13,7 +15,6 @@ from router.http.schema_tokens import DetokenizeBody, TokenizeBody
 from router.http.validation import read
 from router.inference import Inference
 from router.text import Text
-from router.token_texts import TokenTexts
 
 _NAMES = {"chat": "messages", "template_arguments": "chat_template_kwargs"}
 
@@ -21,21 +22,24 @@ _NAMES = {"chat": "messages", "template_arguments": "chat_template_kwargs"}
 class Tokens:
     """The two endpoints."""
 
-    def __init__(self, inference: Inference, model: ModelDir, text: Text) -> None:
+    def __init__(self, inference: Inference, model: ModelDir, text: Text, bodies: Bodies) -> None:
         self._inference = inference
         self._model = model
         self._text = text
-        self._texts = TokenTexts(text.tokenizer)
+        self._bodies = bodies
 
     async def tokenize(self, exchange: Exchange) -> None:
         """POST /tokenize: the ids that a completion, or a chat, would begin with."""
         self._inference.check_key(exchange.metadata)
-        body = read(TokenizeBody, await exchange.body())
+        body = await self._bodies.read(await exchange.body(), partial(read, TokenizeBody))
         self._check_model(body.model)
         try:
             ids = await self._encode(body)
         except InvalidRequest as error:
-            raise Asked(requests=[], names=_NAMES).renamed(error) from None
+            # A chat is too long by its messages.
+            is_chat = isinstance(error, PromptTooLong) and body.messages is not None
+            names = _NAMES | {"prompt": "messages"} if is_chat else _NAMES
+            raise Asked(requests=[], names=names).renamed(error) from None
         reply: dict[str, Any] = {
             "count": len(ids),
             "max_model_len": self._model.max_model_len,
@@ -43,13 +47,13 @@ class Tokens:
             "token_strs": None,
         }
         if body.return_token_strs:
-            reply["token_strs"] = [self._texts.name_of(token_id) for token_id in ids]
+            reply["token_strs"] = [self._text.texts.name_of(token_id) for token_id in ids]
         await exchange.reply(reply)
 
     async def detokenize(self, exchange: Exchange) -> None:
         """POST /detokenize: the text of these ids, with that of special tokens."""
         self._inference.check_key(exchange.metadata)
-        body = read(DetokenizeBody, await exchange.body())
+        body = await self._bodies.read(await exchange.body(), partial(read, DetokenizeBody))
         self._check_model(body.model)
         if body.tokens is None:
             raise InvalidRequest("tokens is missing", field="tokens")
@@ -82,5 +86,6 @@ class Tokens:
     def _check_model(self, name: str | None) -> None:
         if name not in (None, "", self._model.name):
             raise UnknownModel(
-                f"model {name!r} is not served here; this cluster serves {self._model.name!r}", field="model"
+                f"model {name[:64]!r} is not served here; this cluster serves {self._model.name!r}",
+                field="model",
             )

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from baton.errors import InvalidRequest
-from router.http.schema import REFUSED, Body
+from router.http.schema import NO_TOKEN_ID, REFUSED, TOO_LONG, UNKNOWN_FIELD, Body
 
 BodyT = TypeVar("BodyT", bound=Body)
 Path = tuple[str | int, ...]
@@ -30,31 +30,41 @@ _ALLOWED: Final = {
     "model_attributes_type": "an object",
     "finite_number": "a finite number",
 }
+_FAULTS: Final = {"missing": "missing", NO_TOKEN_ID: "no token id"}
 _MOST_CHARS: Final = 200
+# Of one body; there are no more than a few for each field that there is.
+_MOST_ERRORS: Final = 32
 
 
 def read(model: type[BodyT], body: bytes) -> BodyT:
     """The body as a model; raises InvalidRequest, whose field is the path to what is wrong."""
     try:
-        return model.model_validate_json(body)
+        data = from_json(body, cache_strings="none")
+    except ValueError as error:
+        raise InvalidRequest(f"the body cannot be read: {error}") from None
+    try:
+        return model.model_validate(data)
     except ValidationError as error:
         # The context may hold what somebody wrote.
         errors = error.errors(include_url=False, include_context=True, include_input=False)
-    if errors[0]["type"] == "json_invalid":
-        raise InvalidRequest(f"the body cannot be read: {errors[0]['msg']}")
-    raise _refusal(model, from_json(body), errors)
+    raise _refusal(model, data, errors[:_MOST_ERRORS])
 
 
 def _refusal(model: type[Body], data: Any, errors: Sequence[ErrorDetails]) -> InvalidRequest:
     """Of the errors that lie deepest the furthest, as the branch of a union that fits best; with all that is
     allowed there."""
-    located = [(_path(data, error), error) for error in errors]
+    # Whatever else a list would be, what is too long has the right type.
+    too_long = [error for error in errors if error["type"] == TOO_LONG]
+    located = [(_path(data, error), error) for error in too_long or errors]
     path, first = max(located, key=lambda pair: _depth(pair[0]))
     param = _text(path)
-    if first["type"] == "extra_forbidden":
+    if first["type"] == TOO_LONG:
+        most = first["ctx"]["max_length"]
+        return InvalidRequest(f"{param} has more than {most} entries; send at most {most}", field=param)
+    if first["type"] == UNKNOWN_FIELD:
         return InvalidRequest(f"unknown field {param!r}{_guess(model, path)}", field=param)
-    if first["type"] == "missing":
-        return InvalidRequest(f"{param} is missing", field=param)
+    if first["type"] in _FAULTS:
+        return InvalidRequest(f"{param} is {_FAULTS[first['type']]}", field=param)
     allowed = [_ALLOWED[error["type"]] for at, error in located if at == path and error["type"] in _ALLOWED]
     if allowed and first["type"] in _ALLOWED:
         return InvalidRequest(
@@ -76,6 +86,8 @@ def _path(data: Any, error: ErrorDetails) -> Path:
         elif isinstance(data, list) and isinstance(step, int) and step < len(data):
             path.append(step)
             data = data[step]
+    if error["type"] in (UNKNOWN_FIELD, NO_TOKEN_ID):
+        path.append(error["ctx"]["name"])
     return tuple(path)
 
 
@@ -85,7 +97,7 @@ def _depth(path: Path) -> tuple[int, list[int]]:
 
 def _text(path: Path) -> str:
     """messages[0].content"""
-    parts = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
+    parts = [f"[{step}]" if isinstance(step, int) else f".{step[:_MOST_CHARS]}" for step in path]
     return "".join(parts).removeprefix(".")[:_MOST_CHARS]
 
 

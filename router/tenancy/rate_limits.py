@@ -129,8 +129,10 @@ class RateLimits:
         """Whether there is anything to exchange with other routers."""
         return bool(self._accounts)
 
-    def take(self, tenant: Tenant, now: float, num_tokens: int) -> None:
+    def take(self, tenant: Tenant, now: float, num_tokens: int, *, num_requests: int = 1) -> None:
         """Admits a request of that many prompt tokens.
+
+        num_requests: 0 for one that was admitted already, before its tokens were known.
 
         Raises Overloaded, naming the limit and when to come back, if the tenant has reached one.
         """
@@ -138,7 +140,8 @@ class RateLimits:
         if account is None:
             return
         waits = {
-            name: bucket.wait_s(now, _amount(name, 1, num_tokens)) for name, bucket in account.buckets.items()
+            name: bucket.wait_s(now, _amount(name, num_requests, num_tokens))
+            for name, bucket in account.buckets.items()
         }
         name = max(waits, key=waits.__getitem__)
         if waits[name] > 0:
@@ -149,7 +152,7 @@ class RateLimits:
                 field=name,
                 retry_after_s=math.ceil(1000 * waits[name]) / 1000,
             )
-        account.use(now, 1, num_tokens)
+        account.use(now, num_requests, num_tokens)
 
     def charge(self, tenant: Tenant, now: float, num_tokens: int) -> None:
         """Counts output tokens, which nobody knew of at admission; they may leave less than nothing."""

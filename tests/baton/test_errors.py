@@ -13,6 +13,7 @@ from baton.v1 import common_pb2
 # Code, gRPC status and whether a client should try again, as the documentation promises them.
 PROMISED = {
     "INVALID_REQUEST": ("INVALID_ARGUMENT", False),
+    "CONTEXT_LENGTH_EXCEEDED": ("INVALID_ARGUMENT", False),
     "UNKNOWN_MODEL": ("NOT_FOUND", False),
     "UNKNOWN_REQUEST": ("NOT_FOUND", False),
     "UNAUTHENTICATED": ("UNAUTHENTICATED", False),

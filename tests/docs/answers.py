@@ -26,10 +26,11 @@ async def answer(server: Scripted, context: Any) -> None:
     """Answers the newest request."""
     request = server.requests[-1]
     if request.top_p > 1:
-        raise InvalidRequest(f"top_p is {request.top_p:g}; it must be above 0 and at most 1", field="top_p")
+        raise InvalidRequest(f"top_p is {request.top_p}; it must be above 0 and at most 1", field="top_p")
     users = [message.content for message in request.chat.messages if message.role == "user"]
-    asked = request.text or users[-1]
-    answers = ANSWERS[asked]
+    # The tokens are those of the first prompt.
+    asked = next(iter(ANSWERS)) if request.HasField("token_ids") else request.text or users[-1]
+    answers = ANSWERS[asked][: request.n or 1]
     started = Started(request_id=request.request_id or "req-1", seed=7, num_prompt_tokens=len(asked.split()))
     await context.write(Response(started=started))
     for index, pieces in enumerate(answers):

@@ -72,7 +72,7 @@ async def test_an_open_loop_reports_what_is_refused_by_its_code(tiny_cluster: Lo
     load = ["--rate", "50", "--requests", "3", "--warm-up", "0", "--input-tokens", "100000", "--json", "-"]
     ran = await baton("bench", "--address", tiny_cluster.address, *load)
     assert ran.code == 1
-    assert json.loads(ran.out)["figures"]["errors"] == {"INVALID_REQUEST": 3}
+    assert json.loads(ran.out)["figures"]["errors"] == {"CONTEXT_LENGTH_EXCEEDED": 3}
 
 
 async def test_a_cluster_that_serves_is_ready(tiny_cluster: LocalCluster) -> None:

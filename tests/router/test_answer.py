@@ -16,6 +16,7 @@ from router.answer_text import AnswerText, TextOptions
 from router.stops import StopAutomaton
 from router.text_stream import TextStream
 from router.token_stream import TokenStream
+from router.token_texts import TokenTexts
 from tests.fakes import GUARD_S, until
 from tests.router.tiny_text import byte_tokenizer, ids_of
 
@@ -52,7 +53,7 @@ class Played:
         self.generation: Any = PlayedGeneration(self.stream)
         self.sent: list[GenerateResponse] = []
         options = TextOptions(stops=StopAutomaton(stops) if stops else None)
-        text = AnswerText(TextStream(byte_tokenizer()), options)
+        text = AnswerText(TextStream(TokenTexts(byte_tokenizer())), options)
         timeline: Any = None
         self.answer = Answer(self.generation, self.stream, timeline, text, self.write)
         self.task = asyncio.create_task(self.answer.run())

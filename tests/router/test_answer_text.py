@@ -9,9 +9,10 @@ import pytest
 from router.answer_text import AnswerText, TextOptions
 from router.stops import StopAutomaton
 from router.text_stream import TextStream
+from router.token_texts import TokenTexts
 from tests.router.tiny_text import EOS, byte_tokenizer, ids_of
 
-TOKENIZER = byte_tokenizer()
+TEXTS = TokenTexts(byte_tokenizer())
 ANSWER = "naïve \N{HIRAGANA LETTER A}END of it"
 
 
@@ -19,7 +20,7 @@ def answer(*stops: str, include: bool = False, skip: bool = True, **options: int
     text = TextOptions(
         stops=StopAutomaton(stops) if stops else None, include_stop=include, skip_special_tokens=skip
     )
-    return AnswerText(TextStream(TOKENIZER, skip_special_tokens=skip), text, **options)
+    return AnswerText(TextStream(TEXTS, skip_special_tokens=skip), text, **options)
 
 
 def test_tokens_count_up_to_the_one_that_completes_the_stop() -> None:

@@ -83,6 +83,7 @@ async def door(
             inference=inference,
             model=model,
             text=text,
+            offload=asyncio.to_thread,
             registry=registry,
             rng=random.Random(2),
             wall=lambda: NOW,
@@ -103,7 +104,8 @@ async def door(
 def events(body: str) -> list[Any]:
     """The events of a whole stream, by the standard's own rule."""
     assert body.endswith("\n\n")
-    lines = [block for block in body.split("\n\n") if block and not block.startswith(":")]
+    blocks = [block for block in body.split("\n\n") if block and not block.startswith(":")]
+    lines = [block.removeprefix("event: error\n") for block in blocks]
     assert all(line.startswith("data: ") and "\n" not in line for line in lines)
     data = [line.removeprefix("data: ") for line in lines]
     return [text if text == "[DONE]" else json.loads(text) for text in data]

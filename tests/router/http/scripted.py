@@ -100,6 +100,7 @@ async def scripted(
         inference=fake,
         model=model,
         text=Text(model, asyncio.to_thread),
+        offload=asyncio.to_thread,
         registry=CollectorRegistry(),
         rng=random.Random(2),
         wall=lambda: NOW,

@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletionChunk
 
 from baton.errors import InvalidRequest
 from baton.v1 import common_pb2
@@ -226,12 +228,53 @@ async def test_a_call_of_a_tool_whole_and_streamed(tmp_path: Path) -> None:
         streamed = events((await d.http.post("/v1/chat/completions", json={**body, "stream": True})).text)
         choices = [event["choices"][0] for event in streamed[:-1]]
         parts = [part for c in choices for part in c["delta"].get("tool_calls", ())]
-        assert [(part["index"], part.get("id") is not None) for part in parts] == [(0, True), (0, False)]
-        assert parts[0]["function"] == {"name": "weather", "arguments": ""}
-        assert json.loads(parts[1]["function"]["arguments"]) == {"city": "Oslo"}
+        # One entry per call in an event: clients take a second one for another call.
+        assert [(part["index"], part["function"]["name"]) for part in parts] == [(0, "weather")]
+        assert parts[0]["id"]
+        assert json.loads(parts[0]["function"]["arguments"]) == {"city": "Oslo"}
         assert "".join(c["delta"].get("content") or "" for c in choices).strip() == "Let me see."
         reasons = [c["finish_reason"] for c in choices]
         assert (reasons[-1], set(reasons[:-1])) == ("tool_calls", {None})
+
+
+@pytest.mark.parametrize("logprobs", [True, False])
+async def test_tokens_of_a_call_come_with_the_call(logprobs: bool, tmp_path: Path) -> None:
+    text = f"Well. {CALL}{CALL} and on <tool"
+
+    async def script(request: GenerateRequest, call: Call) -> None:
+        await call.write(started())
+        for number, char in enumerate(text):
+            own = [-number / 8] if logprobs else []
+            reason = 1 if number == len(text) - 1 else 0
+            chunk = Chunk(token_ids=[number + 2], text=char, logprobs=own, finish_reason=reason)
+            await call.write(GenerateResponse(chunk=chunk))
+        await call.write(summary(len(text)))
+
+    async with scripted(tmp_path, script, model=hermes(tmp_path)) as d:
+        body = {"messages": HI, "tools": [WEATHER], "stream": True, "return_token_ids": True}
+        response = await d.http.post("/v1/chat/completions", json={**body, "logprobs": logprobs})
+        choices = [event["choices"][0] for event in events(response.text)[:-1]]
+        assert [i for choice in choices for i in choice["token_ids"]] == [*range(2, len(text) + 2)]
+        # What may still become a call says nothing.
+        assert len(choices) < len(text) / 2
+        if logprobs:
+            told = [e["logprob"] for choice in choices for e in choice["logprobs"]["content"]]
+            assert told == [-number / 8 for number in range(len(text))]
+
+
+async def test_calls_that_end_with_one_token_are_one_entry_each(tmp_path: Path) -> None:
+    async with scripted(tmp_path, say(CALL + CALL), model=hermes(tmp_path)) as d:
+        body = {"messages": HI, "tools": [WEATHER], "stream": True}
+        response = await d.http.post("/v1/chat/completions", json=body)
+        state = ChatCompletionStreamState()
+        for event in events(response.text)[:-1]:
+            indices = [part["index"] for part in event["choices"][0]["delta"].get("tool_calls", ())]
+            assert len(set(indices)) == len(indices)
+            [*state.handle_chunk(ChatCompletionChunk.model_validate(event))]
+        calls = state.get_final_completion().choices[0].message.tool_calls
+        assert calls is not None
+        assert [json.loads(call.function.arguments) for call in calls] == [{"city": "Oslo"}] * 2
+        assert len({call.id for call in calls}) == 2
 
 
 async def test_without_tools_or_with_none_a_call_is_text(tmp_path: Path) -> None:
@@ -273,6 +316,21 @@ def test_tools_and_earlier_calls_reach_the_contract(tmp_path: Path) -> None:
     assert not request.HasField("grammar")
 
 
+def test_an_answer_that_must_match_something_cannot_be_a_call(tmp_path: Path) -> None:
+    for number, (body, field) in enumerate(
+        [
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"guided_regex": "a"}, "guided_regex"),
+            ({"structured_outputs": {"choice": ["a"]}, "tool_choice": "auto"}, "structured_outputs.choice"),
+        ]
+    ):
+        with pytest.raises(InvalidRequest, match="set tool_choice to none") as error:
+            asked(tmp_path / str(number), tools=[WEATHER], **body)
+        assert error.value.field == field
+        free = asked(tmp_path / f"{number} free", tools=[WEATHER], **body | {"tool_choice": "none"})
+        assert (free.functions, free.requests[0].HasField("grammar")) == ((), True)
+
+
 def test_a_forced_call_is_a_grammar(tmp_path: Path) -> None:
     for number, choice in enumerate(("required", {"type": "function", "function": {"name": "weather"}})):
         made = asked(tmp_path / str(number), tools=[WEATHER], tool_choice=choice)
@@ -282,8 +340,6 @@ def test_a_forced_call_is_a_grammar(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as error:
         asked(tmp_path / "a", tools=[WEATHER], tool_choice="required", response_format=schema)
     assert error.value.field == "tool_choice"
-    # What must be JSON is not searched for calls.
-    assert asked(tmp_path / "b", tools=[WEATHER], response_format=schema).functions == ()
 
 
 async def test_a_model_whose_template_knows_no_tools_refuses_them(tmp_path: Path) -> None:

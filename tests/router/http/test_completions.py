@@ -213,6 +213,7 @@ async def test_stops_seeds_and_budgets_reach_the_generation(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "body",
     [
+        {"priority": 0},
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"stop": None, "logprobs": None, "stream": None, "seed": None, "n": None, "response_format": None},
         {"ignore_eos": True, "min_tokens": 3, "top_k": -1, "echo": False, "best_of": 1, "suffix": None},
@@ -226,6 +227,17 @@ async def test_what_clients_send_beside_is_taken(body: dict[str, Any], tmp_path:
         assert response.status_code == 200, response.text
         assert response.json()["choices"][0]["text"] == text_of(expected_answer(PROMPT, 3, KV))
         await d.idle()
+
+
+async def test_prefixes_are_shared_by_those_with_the_same_salt_only(tmp_path: Path) -> None:
+    async with door(tmp_path) as d:
+        cached = []
+        for salt in (None, "a", "a", "b", "", None):
+            response = await d.complete(prompt=PROMPT, max_tokens=2, cache_salt=salt)
+            cached.append(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+            await d.idle()
+        # A whole block of four, where it is known; empty is none.
+        assert cached == [0, 0, 4, 0, 4, 4]
 
 
 async def test_many_clients_at_once_get_their_own_answers(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,8 @@ import pytest
 
 from baton import errors
 from baton.errors import BatonError
-from baton.priorities import PRIORITIES
 from router.http.errors import body_of, form_of, headers_of
 from router.http.exchange import MAX_BODY_BYTES
-from router.tenancy.rate_limits import RateLimits
-from router.tenancy.tenants import Tenant, Tenants
-from tests.fakes import until
 from tests.router.http.door import door
 from tests.router.http.scripted import chunk, scripted, summary
 
@@ -26,6 +21,7 @@ JSON = {"content-type": "application/json"}
 # Of every error there is: status, OpenAI's type, code, and whether it is worth another try.
 TABLE: dict[type[BatonError], tuple[int, str, str, bool]] = {
     errors.InvalidRequest: (400, "invalid_request_error", "invalid_value", False),
+    errors.PromptTooLong: (400, "invalid_request_error", "context_length_exceeded", False),
     errors.UnknownModel: (404, "invalid_request_error", "model_not_found", False),
     errors.UnknownRequest: (404, "invalid_request_error", "request_not_found", False),
     errors.Unauthenticated: (401, "invalid_request_error", "invalid_api_key", False),
@@ -35,7 +31,8 @@ TABLE: dict[type[BatonError], tuple[int, str, str, bool]] = {
     errors.PeerLost: (503, "server_error", "unavailable", True),
     errors.KvTransferFailed: (503, "server_error", "unavailable", True),
     errors.DeadlineExceeded: (504, "timeout_error", "deadline_exceeded", False),
-    errors.Cancelled: (499, "invalid_request_error", "client_closed_request", False),
+    # None that a client sees: of those that leave nobody hears, and any other is another answer.
+    errors.Cancelled: (500, "server_error", "cancelled", False),
     errors.PoisonRequest: (500, "server_error", "poison_request", False),
     errors.NonFiniteLogits: (500, "server_error", "non_finite_logits", False),
     errors.IncompatiblePeer: (500, "server_error", "incompatible_peer", False),
@@ -117,7 +114,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": HI, "stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
     ({"messages": HI, "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
     ({"messages": HI, "priority": "urgent"}, "priority"),
-    ({"messages": HI, "priority": 0}, "priority"),
+    ({"messages": HI, "priority": 1}, "priority"),
+    ({"messages": HI, "priority": False}, "priority"),
+    ({"messages": HI, "cache_salt": 3}, "cache_salt"),
+    ({"messages": HI, "cache_salt": "s" * 257}, "cache_salt"),
+    ({"messages": [{"role": "user", "content": "x" * 64}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
+    ({"messages": HI, "logit_bias": {"-1": 1}}, "logit_bias.-1"),
+    ({"messages": HI, "logit_bias": {"5": None}}, "logit_bias.5"),
     ({"messages": HI, "ttft_objective_ms": 0}, "ttft_objective_ms"),
     ({"messages": HI, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"messages": HI, "response_format": {"type": "xml"}}, "response_format.type"),
@@ -271,72 +275,74 @@ async def test_request_ids_are_echoed_or_drawn(tmp_path: Path) -> None:
         assert refused.headers["x-request-id"] != "x" * 129
 
 
+async def test_a_deadline_may_be_any_time_to_come(tmp_path: Path) -> None:
+    async with door(tmp_path) as d:
+        for text in ("1e300", "5000000", "inf", "30"):
+            headers = {"x-request-timeout-s": text}
+            body = {"prompt": "x", "max_tokens": 2}
+            response = await d.http.post("/v1/completions", json=body, headers=headers)
+            assert response.status_code == 200, response.text
+        await d.idle()
+
+
+async def test_several_prompts_may_have_the_longest_id_there_is(tmp_path: Path) -> None:
+    async with door(tmp_path) as d:
+        for length in (125, 126, 127, 128):
+            headers = {"x-request-id": "r" * length}
+            body = {"prompt": ["x"] * 11, "max_tokens": 1}
+            response = await d.http.post("/v1/completions", json=body, headers=headers)
+            assert (response.status_code, len(response.json()["choices"])) == (200, 11)
+            assert response.headers["x-request-id"] == "r" * length
+        await d.idle()
+
+
+async def test_what_somebody_wrote_does_not_come_back_by_the_megabyte(tmp_path: Path) -> None:
+    long = "m" * 1_000_000
+    async with door(tmp_path) as d:
+        for path, body in [
+            ("/v1/completions", {"prompt": "x", "model": long}),
+            ("/v1/completions", {"prompt": "x", long: 1}),
+            ("/v1/completions", {"prompt": "x", "logit_bias": {long: 1}}),
+            ("/v1/chat/completions", {"messages": [{"role": long, "content": "x"}]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": long}]}]}),
+            ("/tokenize", {"prompt": "x", "model": long}),
+        ]:
+            response = await d.http.post(path, json=body)
+            assert response.status_code in (400, 404)
+            assert len(response.content) < 700, (path, [*body])
+        await d.idle()
+    assert len(body_of(errors.InvalidRequest(long))["error"]["message"]) == 2000
+
+
+async def test_who_is_out_of_reach_of_an_objective_is_not_told_to_try_again(tmp_path: Path) -> None:
+    async with door(tmp_path) as d:
+        response = await d.complete(prompt="x", max_tokens=1, ttft_objective_ms=1e-6)
+        assert (response.status_code, response.headers["x-should-retry"]) == (429, "false")
+        await d.idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_was_cancelled_inside_is_unavailable_to_a_client_that_is_there(
+    stream: bool, tmp_path: Path
+) -> None:
+    async def script(request: Any, call: Any) -> None:
+        if stream:
+            await call.write(chunk("a"))
+        raise errors.Cancelled("the worker gave up")
+
+    async with scripted(tmp_path, script) as d:
+        response = await d.complete(stream=stream)
+        assert response.status_code == (200 if stream else 503)
+        assert '"code":"unavailable"' in response.text
+        assert ("retry-after" in response.headers) is not stream
+
+
 async def test_a_deadline_must_be_a_time(tmp_path: Path) -> None:
     async with scripted(tmp_path, answer) as d:
-        for text in ("soon", "0", "-1", "nan", "inf"):
+        for text in ("soon", "0", "-1", "nan", "-inf"):
             headers = {"x-request-timeout-s": text}
             response = await d.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
             assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout-s")
-
-
-KEY = "0123456789abcdef"
-DIGEST = "sha256:9f9f5111f7b27a781f1f1ddde5ebc2dd2b796bfc7365c9c28b548e564176929f"
-
-
-def tenants(**settings: Any) -> Tenants:
-    return Tenants({Tenant(name="search", **settings): [DIGEST]})
-
-
-async def test_a_key_says_whose_request_it_is(tmp_path: Path) -> None:
-    async with door(tmp_path, tenants=tenants()) as d:
-        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
-            # Whoever is not known does not learn what else is wrong.
-            response = await d.http.post(path, content=b"{", headers=JSON)
-            assert response.status_code == 401
-            assert response.headers["www-authenticate"] == "Bearer"
-            assert response.json()["error"]["code"] == "invalid_api_key"
-        assert (await d.http.get("/v1/models")).status_code == 401
-        for path in ("/health", "/ready", "/metrics"):
-            assert (await d.http.get(path)).status_code == 200
-        wrong = await d.http.get("/v1/models", headers={"authorization": "Bearer " + "f" * 16})
-        assert wrong.status_code == 401
-        assert "f" * 16 not in wrong.text
-        right = {"authorization": f"Bearer {KEY}"}
-        assert (await d.http.get("/v1/models", headers=right)).status_code == 200
-        body = {"prompt": "hello", "max_tokens": 2}
-        assert (await d.http.post("/v1/completions", json=body, headers=right)).status_code == 200
-        above = await d.http.post("/v1/completions", json={**body, "priority": "high"}, headers=right)
-        assert (above.status_code, above.json()["error"]["param"]) == (400, "priority")
-        await d.idle()
-
-
-async def test_above_its_rate_a_tenant_is_told_when_to_come_back(tmp_path: Path) -> None:
-    known = tenants(requests_per_minute=1, max_priority=PRIORITIES["high"])
-    async with door(tmp_path, tenants=known, limits=RateLimits(known, 1)) as d:
-        d.http.headers["authorization"] = f"Bearer {KEY}"
-        assert (await d.complete(prompt="hello", max_tokens=2)).status_code == 200
-        refused = await d.complete(prompt="hello", max_tokens=2, stream=True)
-        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
-        # One a minute.
-        assert 1 <= int(refused.headers["retry-after"]) <= 60
-        await d.idle()
-
-
-async def test_more_requests_than_may_run_are_refused(tmp_path: Path) -> None:
-    may_end = asyncio.Event()
-
-    async def script(request: Any, call: Any) -> None:
-        await may_end.wait()
-        await answer(request, call)
-
-    async with scripted(tmp_path, script, max_requests=2) as d:
-        running = [asyncio.create_task(d.complete()) for _ in range(2)]
-        await until(lambda: d.inference.num_running == 2)
-        refused = await d.http.post("/v1/completions", content=b"{", headers=JSON)
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        may_end.set()
-        assert [(await task).status_code for task in running] == [200, 200]
-        assert (await d.complete()).status_code == 200
 
 
 async def test_a_defect_is_told_by_an_id_and_nothing_else(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import ssl
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 
 from baton.errors import ConfigError, Draining
 from baton.metrics import configure_metrics, meter, shutdown_metrics
+from router.__main__ import max_connections
+from router.config import RouterConfig
 from router.http import connection as connections
 from router.metrics import RouterMetrics
 from tests.certificates import Authority
@@ -163,6 +167,23 @@ async def test_requests_on_one_connection_are_answered_in_their_order(tmp_path: 
         response = await raw(d.server.port, first + second)
         assert response.count(b"HTTP/1.1 200") == 2
         assert response.index(b'"ok"') < response.index(b'"ready"')
+
+
+async def test_the_version_is_batons(tmp_path: Path) -> None:
+    async with scripted(tmp_path, answer) as d:
+        assert (await d.http.get("/version")).json() == {"version": version("baton-serve")}
+
+
+@pytest.mark.parametrize(
+    ("open_files", "most"),
+    [(resource.RLIM_INFINITY, 1200), (10_000, 1200), (1024, 512), (600, 150), (64, 16)],
+)
+def test_connections_leave_files_for_everything_else(
+    open_files: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (open_files, open_files))
+    # Four for each of 300 requests, of what is left of the files.
+    assert max_connections(RouterConfig(model="m", max_requests=300)) == most
 
 
 async def test_ready_says_why_not(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ async def reading(d: Any, **body: Any) -> AsyncIterator[AsyncIterator[str]]:
 async def next_event(lines: AsyncIterator[str]) -> Any:
     async with asyncio.timeout(GUARD_S):
         async for line in lines:
-            if line:
+            if line and not line.startswith("event: "):
                 return line if line.startswith(":") else json.loads(line.removeprefix("data: "))
     raise AssertionError("the stream has ended")
 
@@ -166,6 +166,8 @@ async def test_after_the_first_token_a_failure_is_one_event_and_the_end(error: A
         assert [part["choices"][0]["finish_reason"] for part in (first, second)] == [None, None]
         assert [*last] == ["error"]
         assert last["error"]["type"] == "server_error"
+        named = [block.startswith("event: error\n") for block in response.text.split("\n\n")[:-1]]
+        assert named == [False, False, True]
         assert "secret" not in response.text
 
 
