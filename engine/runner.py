@@ -105,6 +105,7 @@ class ModelRunner:
     def warm_up(self) -> None:
         """One forward pass of a full block, so that no request pays for lazy initialisation.
 
+        Kernels are compiled and loaded already, since the pass was chosen: engine/kernels/model_tuning.py.
         Call it before the cache holds anything: it writes to block 0.
         """
         self.run(_dummy_batch(min(self.cache.shape.block_size, self.model.config.max_model_len)))
@@ -112,21 +113,17 @@ class ModelRunner:
     def stage(self, max_tokens: int) -> None:
         """From now on, kernels keep KV that is watched a second time, in the order in which it is sent.
 
-        max_tokens: most tokens of a step.
-        Call it before the cache holds anything: it writes to the first blocks. Raises ConfigError for a stage
-        that does not fit.
+        max_tokens: most tokens of a step.  Nothing runs, and the kernels that do so are loaded already.
+        Raises ConfigError for a stage that does not fit.
         """
         self._staging = KvStaging(self.cache.shape, max_tokens, self.cache.device)
-        # No prompt, be it short or long, is to wait for the kernels' compiler.
-        for num_tokens in (max(_MIN_STAGED_TOKENS, self.cache.shape.block_size), max_tokens):
-            self._compute_dummy(num_tokens, lambda *_: None)
 
-    def _compute_dummy(self, num_tokens: int, stored: OnLayers | None = None) -> None:
+    def _compute_dummy(self, num_tokens: int) -> None:
         shape = self.cache.shape
         num_tokens = min(num_tokens, self.model.config.max_model_len, shape.num_blocks * shape.block_size)
         batch = _dummy_batch(num_tokens, -(-num_tokens // shape.block_size))
         # Two rows, if there are: a model of one layer computes the end of its layer for these alone.
-        self.logits(dataclasses.replace(batch, logits_rows=np.unique([0, num_tokens - 1])), stored)
+        self.logits(dataclasses.replace(batch, logits_rows=np.unique([0, num_tokens - 1])))
 
     def _forward(self, batch: ForwardBatch, stored: OnLayers | None = None) -> torch.Tensor:
         staged = None if stored is None else self._begin_stage(batch)

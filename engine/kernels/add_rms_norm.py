@@ -18,7 +18,7 @@ import triton.language as tl
 from torch.nn import functional
 
 from engine.kernels.choices import UNMEASURED, Choices
-from engine.kernels.kernel import Config, Kernel, Launch
+from engine.kernels.kernel import Config, Kernel, Launch, type_name
 
 
 def add_rms_norm_reference(
@@ -128,7 +128,12 @@ def add_rms_norm_launch(
             "HAS_DELTA_WEIGHT": delta_weight_D is not None,
             "BLOCK": triton.next_power_of_2(width),
         },
-        shape=(("width", width),),
+        shape=(
+            ("width", width),
+            ("dtype", type_name(out_TD)),
+            ("delta", "none" if delta_TD is None else type_name(delta_TD)),
+            ("delta_norm", int(delta_weight_D is not None)),
+        ),
     )
 
 

@@ -4,7 +4,8 @@
         [--kernel prefill_attention ...] [--brief] [--write docs/kernels.md]
 
 The table is cases x declared configurations x devices; calls that the compiler would be given alike are one.
---brief takes, of kernels without matrix products, the first configuration only. Needs no GPU. Must not run
+--brief takes, of kernels without matrix products, the first configuration only, and of caches those in HND
+and in the weights' dtype. Needs no GPU. Must not run
 under TRITON_INTERPRET=1, which leaves nothing to compile.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.kernels.cases import BLOCK_SIZES, LLAMA, MODELS, Case, cases
+from engine.kernels.cases import BLOCK_SIZES, LLAMA, MODELS, OTHER_STORAGES, PLAIN, Case, cases
 from engine.kernels.devices import DEVICES, Device
 from engine.kernels.kernel import Config
 from engine.kernels.report import cost_table, replaced, resource_table
@@ -59,7 +60,8 @@ class Entry:
 class Selection:
     """Which part of the table: names of models, devices and kernels, and block sizes.
 
-    kernels: none for all.  is_brief: of kernels without matrix products, the first configuration only.
+    kernels: none for all.  is_brief: of kernels without matrix products, the first configuration only, and
+        caches only in HND and in the weights' dtype.
     """
 
     models: tuple[str, ...] = tuple(model.name for model in MODELS)
@@ -80,12 +82,20 @@ def entries(selection: Selection) -> tuple[Entry, ...]:
 
 def _all_entries(selection: Selection) -> Iterator[Entry]:
     models = tuple(model for model in MODELS if model.name in selection.models)
-    for case in cases(models, selection.block_sizes):
+    yield from _entries_of(selection, cases(models, selection.block_sizes), is_brief=selection.is_brief)
+    if not selection.is_brief:
+        # Another storage changes how elements are converted, whatever the size of blocks.
+        others = cases(models, selection.block_sizes[:1], OTHER_STORAGES)
+        yield from _entries_of(selection, others, is_brief=True)
+
+
+def _entries_of(selection: Selection, chosen: Iterable[Case], *, is_brief: bool) -> Iterator[Entry]:
+    for case in chosen:
         kernel = case.launch.kernel
         if selection.kernels and kernel.name not in selection.kernels:
             continue
         configs = kernel.configs_for(case.launch.shape)
-        for config in configs[:1] if selection.is_brief and kernel.name not in _TILE_ROWS else configs:
+        for config in configs[:1] if is_brief and kernel.name not in _TILE_ROWS else configs:
             for device in DEVICES:
                 if device.name in selection.devices:
                     yield Entry(case=case, config=config, device=device)
@@ -162,7 +172,7 @@ def _write(path: Path, audited: Iterable[tuple[Entry, Resources]]) -> None:
     lines = [
         (entry.case.launch.kernel.name, str(entry.config), entry.device, resources)
         for entry, resources in audited
-        if entry.case.model == LLAMA.name
+        if entry.case.model == LLAMA.name and entry.case.storage == PLAIN
     ]
     document = replaced(path.read_text("utf-8"), "resources", resource_table(lines))
     path.write_text(replaced(document, "costs", cost_table()), "utf-8")

@@ -1,4 +1,4 @@
-"""Blocks of the cache to one buffer and back, with any change of layout and element type, and a checksum.
+"""Blocks of the cache to one buffer and back, with any change of layout and element type.
 
     gather:   wire[i] = cache[block_ids[i]]
     scatter:  cache[block_ids[i]] = wire[i]
@@ -9,18 +9,21 @@ the wire's side: both ends of a transfer compute the same. weight(e) is 32 bits 
 for each e and never 0. So one element that changes always changes the checksum, and so do two different ones
 that trade places: the change is a product of two numbers between 0 and 2^32. Other errors should go unseen
 about once in 2^32 times. It finds accidents in memory that no host has seen; it is no protection from intent.
+Transfers do not ask for it: what goes over the network has a checksum of the host's.
 
 Values change type by the rules of engine/kernels/kv_range.py. Without a change of type, bits stay the same.
 
 Layout: cache [N, L, 2, K, b, h] and wire [n, L, 2, K, b, h], any strides.
 Grid: for each block, layer and side (keys or values) its K * b * h elements in tiles of ELEMENTS. Offsets in
-memory are int64. Tiles add to their block's checksum; the order of integer additions changes nothing.
+memory are int64. Tiles add to their block's checksum, if there is one: the order of integer additions changes
+nothing.
 
 Shape suffixes: N blocks of the cache, n blocks of the copy, L layers, K kv heads, b block_size, h head_dim.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -28,7 +31,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.choices import UNMEASURED, Choices
-from engine.kernels.kernel import Config, Kernel, Launch
+from engine.kernels.kernel import Config, Kernel, Launch, type_name
 from engine.kernels.kv_range import narrowed
 from engine.model.kv_range import narrowed as narrowed_reference
 
@@ -41,7 +44,7 @@ _MASK = (1 << 32) - 1
 def gather_blocks_reference(
     cache_NL2Kbh: torch.Tensor, block_ids_n: torch.Tensor, out_nL2Kbh: torch.Tensor
 ) -> torch.Tensor:
-    """gather_blocks() in plain torch."""
+    """gather_blocks() in plain torch; returns the checksums."""
     out_nL2Kbh.copy_(narrowed_reference(cache_NL2Kbh[block_ids_n], out_nL2Kbh.dtype))
     return checksums_reference(out_nL2Kbh)
 
@@ -49,7 +52,7 @@ def gather_blocks_reference(
 def scatter_blocks_reference(
     blocks_nL2Kbh: torch.Tensor, block_ids_n: torch.Tensor, cache_NL2Kbh: torch.Tensor
 ) -> torch.Tensor:
-    """scatter_blocks() in plain torch."""
+    """scatter_blocks() in plain torch; returns the checksums."""
     cache_NL2Kbh[block_ids_n] = narrowed_reference(blocks_nL2Kbh, cache_NL2Kbh.dtype)
     return checksums_reference(blocks_nL2Kbh)
 
@@ -106,6 +109,7 @@ def _copy_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     IS_GATHER: tl.constexpr,
+    HAS_CHECKSUM: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
     SIDE: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
@@ -131,14 +135,16 @@ def _copy_kernel(
     else:
         wire = tl.load(wire_ptr, mask=inside, other=0.0)
         tl.store(cache_ptr, narrowed(wire, cache_ptr.dtype.element_ty), mask=inside)
-    checksum = _checksum(wire, side * SIDE + elements).to(tl.int64, bitcast=True)
-    tl.atomic_add(checksums_ptr + index, checksum, sem="relaxed")
+    if HAS_CHECKSUM:
+        checksum = _checksum(wire, side * SIDE + elements).to(tl.int64, bitcast=True)
+        tl.atomic_add(checksums_ptr + index, checksum, sem="relaxed")
 
 
 def _accepts(shape: Mapping[str, int | str], config: Config) -> bool:
     # The smallest tile suits all; a larger one should not be more than half empty.
     elements = config.constants["ELEMENTS"]
-    return elements <= 1024 or elements < 2 * int(shape["side"])
+    side = math.prod(int(shape[name]) for name in ("num_kv_heads", "block_size", "head_dim"))
+    return elements <= 1024 or elements < 2 * side
 
 
 KERNEL = Kernel(
@@ -156,41 +162,41 @@ def gather_blocks(
     cache_NL2Kbh: torch.Tensor,
     block_ids_n: torch.Tensor,
     out_nL2Kbh: torch.Tensor,
+    checksums_n: torch.Tensor | None = None,
     *,
     choices: Choices = UNMEASURED,
-) -> torch.Tensor:
-    """Copies blocks of the cache into a buffer; returns the checksums of what is there now, [n] int64.
+) -> None:
+    """Copies blocks of the cache into a buffer.
 
     block_ids: int32 or int64.
+    checksums: [n] int64, to which those of what is in the buffer then are added; None: none are computed.
     """
-    checksums_n = torch.zeros(len(block_ids_n), dtype=torch.int64, device=out_nL2Kbh.device)
     choices.run(gather_blocks_launch(cache_NL2Kbh, block_ids_n, out_nL2Kbh, checksums_n))
-    return checksums_n
 
 
 def scatter_blocks(
     blocks_nL2Kbh: torch.Tensor,
     block_ids_n: torch.Tensor,
     cache_NL2Kbh: torch.Tensor,
+    checksums_n: torch.Tensor | None = None,
     *,
     choices: Choices = UNMEASURED,
-) -> torch.Tensor:
-    """Copies a buffer into blocks of the cache; returns the checksums of the buffer, [n] int64.
+) -> None:
+    """Copies a buffer into blocks of the cache.
 
-    block_ids: int32 or int64, all different. A wrong checksum is known when the blocks are written already.
+    block_ids: int32 or int64, all different.
+    checksums: as of gather_blocks(). A wrong one is known when the blocks are written already.
     """
-    checksums_n = torch.zeros(len(block_ids_n), dtype=torch.int64, device=blocks_nL2Kbh.device)
     choices.run(scatter_blocks_launch(blocks_nL2Kbh, block_ids_n, cache_NL2Kbh, checksums_n))
-    return checksums_n
 
 
 def gather_blocks_launch(
     cache_NL2Kbh: torch.Tensor,
     block_ids_n: torch.Tensor,
     out_nL2Kbh: torch.Tensor,
-    checksums_n: torch.Tensor,
+    checksums_n: torch.Tensor | None = None,
 ) -> Launch:
-    """The call as data; adds to the checksums. Raises ValueError for tensors that the kernel cannot read."""
+    """The call as data. Raises ValueError for tensors that the kernel cannot read."""
     return _launch(cache_NL2Kbh, out_nL2Kbh, block_ids_n, checksums_n, direction="gather")
 
 
@@ -198,9 +204,9 @@ def scatter_blocks_launch(
     blocks_nL2Kbh: torch.Tensor,
     block_ids_n: torch.Tensor,
     cache_NL2Kbh: torch.Tensor,
-    checksums_n: torch.Tensor,
+    checksums_n: torch.Tensor | None = None,
 ) -> Launch:
-    """The call as data; adds to the checksums. Raises ValueError for tensors that the kernel cannot read."""
+    """The call as data. Raises ValueError for tensors that the kernel cannot read."""
     return _launch(cache_NL2Kbh, blocks_nL2Kbh, block_ids_n, checksums_n, direction="scatter")
 
 
@@ -208,7 +214,7 @@ def _launch(
     cache_NL2Kbh: torch.Tensor,
     wire_nL2Kbh: torch.Tensor,
     block_ids_n: torch.Tensor,
-    checksums_n: torch.Tensor,
+    checksums_n: torch.Tensor | None,
     *,
     direction: str,
 ) -> Launch:
@@ -232,12 +238,16 @@ def _launch(
             "BLOCK_SIZE": block_size,
             "HEAD_DIM": head_dim,
             "IS_GATHER": direction == "gather",
+            "HAS_CHECKSUM": checksums_n is not None,
         },
         shape=(
             ("direction", direction),
-            ("side", side),
-            ("cache_bytes", cache_NL2Kbh.dtype.itemsize),
-            ("wire_bytes", wire_nL2Kbh.dtype.itemsize),
+            ("num_kv_heads", num_kv_heads),
+            ("block_size", block_size),
+            ("head_dim", head_dim),
+            ("cache_dtype", type_name(cache_NL2Kbh)),
+            ("wire_dtype", type_name(wire_nL2Kbh)),
+            ("checksum", int(checksums_n is not None)),
         ),
     )
 
@@ -251,7 +261,7 @@ def _check(
     cache_NL2Kbh: torch.Tensor,
     wire_nL2Kbh: torch.Tensor,
     block_ids_n: torch.Tensor,
-    checksums_n: torch.Tensor,
+    checksums_n: torch.Tensor | None,
 ) -> None:
     if cache_NL2Kbh.dtype not in _BITS or wire_nL2Kbh.dtype not in _BITS:
         raise ValueError(f"blocks must be floating point: {cache_NL2Kbh.dtype}, {wire_nL2Kbh.dtype}")
@@ -260,5 +270,7 @@ def _check(
         raise ValueError(f"the buffer is {tuple(wire_nL2Kbh.shape)}; for the cache it must be {wanted}")
     if block_ids_n.dtype not in (torch.int32, torch.int64) or not block_ids_n.is_contiguous():
         raise ValueError(f"block_ids must be int32 or int64, contiguous; they are {block_ids_n.dtype}")
+    if checksums_n is None:
+        return
     if checksums_n.dtype != torch.int64 or checksums_n.shape != block_ids_n.shape:
         raise ValueError(f"checksums must be int64, [{len(block_ids_n)}]; they are {checksums_n.dtype}")

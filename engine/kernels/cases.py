@@ -7,6 +7,7 @@ another activation. Heads of 80 (Danube) and 96 (Phi-3) are no powers of two; Ph
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from baton.model_config import ModelConfig
 from engine.kernels.kernel import Launch
 from engine.kernels.model_launches import Step, model_launches
-from engine.kv_cache import CacheShape
+from engine.kv_cache import CacheShape, KVCache
 
 # Enough for offsets beyond 2^31 elements; nothing is allocated.
 NUM_BLOCKS = 100_000
@@ -25,6 +26,9 @@ STEPS = (
     Step(num_sequences=2, new_tokens=1024, context=2048),
     # Short prompts: small tiles.
     Step(num_sequences=8, new_tokens=16, context=16),
+    # Last chunks of a few tokens, of short contexts and of a long one.
+    *(Step(num_sequences=1, new_tokens=tokens, context=16) for tokens in (2, 4, 8)),
+    Step(num_sequences=1, new_tokens=8, context=4096),
     Step(num_sequences=32, new_tokens=1, context=1024),
     # One long sequence: its context is split, and a second kernel reduces.
     Step(num_sequences=1, new_tokens=1, context=8192),
@@ -33,7 +37,7 @@ STEPS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model's name and sizes, and the dtype of its weights; the cache is in the same."""
+    """A model's name and sizes, and the dtype of its weights."""
 
     name: str
     config: ModelConfig
@@ -41,10 +45,23 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """How a cache keeps KV. kv_dtype: None: in the weights' dtype."""
+
+    kv_dtype: torch.dtype | None = None
+    layout: str = "HND"
+
+    def __str__(self) -> str:
+        kept = "" if self.kv_dtype is None else f", kept in {str(self.kv_dtype).removeprefix('torch.')}"
+        return f"{self.layout}{kept}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One call. problem: what it computes, beside the kernel's name."""
+    """One call. storage: of the cache.  problem: what it computes, beside the kernel's name."""
 
     model: str
+    storage: Storage
     problem: str
     launch: Launch
 
@@ -87,28 +104,42 @@ MODELS = (
 )
 
 
-def cases(models: tuple[Model, ...] = MODELS, block_sizes: tuple[int, ...] = BLOCK_SIZES) -> Iterator[Case]:
-    """Every call of every model and block size: prefill, decode and what moves KV."""
-    for model in models:
-        for block_size in block_sizes:
-            for launch in launches(model, block_size):
-                yield Case(model=model.name, problem=f"blocks of {block_size}", launch=launch)
+PLAIN = Storage()
+# Half precision in either type; the compiler is given NHD as it is HND, wherever sizes are multiples of 16.
+OTHER_STORAGES = (
+    Storage(layout="NHD"),
+    Storage(kv_dtype=torch.float16),
+    Storage(kv_dtype=torch.bfloat16),
+)
 
 
-def launches(model: Model, block_size: int) -> Iterator[Launch]:
-    """A model's calls over a cache in HND."""
-    cache_NL2Kbh = _cache(model, block_size)
+def cases(
+    models: tuple[Model, ...] = MODELS,
+    block_sizes: tuple[int, ...] = BLOCK_SIZES,
+    storages: tuple[Storage, ...] = (PLAIN,),
+) -> Iterator[Case]:
+    """Every call of every model, block size and storage: prefill, decode and what moves KV."""
+    for model, block_size, storage in itertools.product(models, block_sizes, storages):
+        for launch in launches(model, block_size, storage):
+            problem = f"blocks of {block_size}, {storage}"
+            yield Case(model=model.name, storage=storage, problem=problem, launch=launch)
+
+
+def launches(model: Model, block_size: int, storage: Storage = PLAIN) -> Iterator[Launch]:
+    """A model's calls over one cache."""
+    cache_NL2Kbh = _cache(model, block_size, storage)
     for step in STEPS:
         yield from model_launches(model.config, step, cache_NL2Kbh, model.dtype)
 
 
-def _cache(model: Model, block_size: int) -> torch.Tensor:
+def _cache(model: Model, block_size: int, storage: Storage) -> torch.Tensor:
     shape = CacheShape(
         num_blocks=NUM_BLOCKS,
         num_layers=model.config.num_layers,
         num_kv_heads=model.config.num_kv_heads,
         block_size=block_size,
         head_dim=model.config.head_dim,
-        dtype=model.dtype,
+        dtype=storage.kv_dtype or model.dtype,
+        layout=storage.layout,
     )
-    return torch.empty(shape.physical, dtype=shape.dtype, device="meta")
+    return KVCache(shape, "meta").logical

@@ -20,18 +20,18 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.kernel import Config, Kernel, Launch
+from engine.kernels.kernel import Config, Kernel, Launch, bucket, type_name
 from engine.kernels.sequences import Sequences
 
 _MIN_ROWS, _MAX_ROWS = 16, 64
-# Sums of a tile of rows, which are in registers all the while: 64 rows of heads of 128.
-_MAX_SUMS = 64 * 128
+# Sums of a tile of rows, which are in registers all the while: 32 rows of heads of 128. Twice as many spill.
+_MAX_SUMS = 32 * 128
 # Splits are multiples of every tile of keys; shorter ones would cost more to reduce than they save.
 _SPLIT_GRAIN = 128
+# Buckets of splits, the last one for more as well.
+_SPLITS = (8, 16, 32)
 # Programs wanted for each of the device's processors: as many as find room there together.
 _PROGRAMS_PER_PROCESSOR = 4
-# Of an H100 or H200, where there is no device to ask.
-_ASSUMED_PROCESSORS = 132
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def weighed(scores, best, total):
     return new_best, total * fading + tl.sum(weights, 1), weights, fading
 
 
-@triton.jit(do_not_specialize=["max_length"])
+@triton.jit(do_not_specialize=["max_length", "max_splits", "window"])
 def _reduce_kernel(
     partial_ptr,
     sums_ptr,
@@ -141,7 +141,8 @@ class Splits:
         if window:
             # What the longest's queries see, and what may lie before it in its first block.
             span = min(span, window + sequences.max_length - 1 + block_size - 1)
-        num_tokens = _split_tokens(span, sequences.num_sequences * tiles * num_kv_heads, q_THh.device)
+        num_programs = sequences.num_sequences * tiles * num_kv_heads
+        num_tokens = _split_tokens(span, num_programs, sequences.num_processors)
         grid = (sequences.num_sequences * tiles, num_kv_heads, -(-span // num_tokens))
         sums = partial = None
         if grid[2] > 1:
@@ -158,12 +159,9 @@ class Splits:
         )
 
 
-def _split_tokens(span: int, num_programs: int, device: torch.device) -> int:
+def _split_tokens(span: int, num_programs: int, num_processors: int) -> int:
     """Keys of one split: as many splits as fill the device, none shorter than the grain."""
-    processors = _ASSUMED_PROCESSORS
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    num_splits = max(1, processors * _PROGRAMS_PER_PROCESSOR // num_programs)
+    num_splits = max(1, num_processors * _PROGRAMS_PER_PROCESSOR // num_programs)
     return -(-span // (num_splits * _SPLIT_GRAIN)) * _SPLIT_GRAIN
 
 
@@ -189,5 +187,11 @@ def reduce_launch(
             "max_splits": num_splits,
         },
         constants=constants,
-        shape=(("head_dim", out_THh.shape[2]), ("splits", triton.next_power_of_2(num_splits))),
+        shape=(
+            ("head_dim", out_THh.shape[2]),
+            ("block_size", constants["BLOCK_SIZE"]),
+            ("dtype", type_name(out_THh)),
+            ("window", int(constants["HAS_WINDOW"])),
+            ("splits", bucket(num_splits, _SPLITS)),
+        ),
     )

@@ -170,10 +170,18 @@ def gated_activation(num_tokens: int, width: int, itemsize: int) -> Cost:
     return Cost(read=2 * itemsize * num_tokens * width, written=itemsize * num_tokens * width)
 
 
-def block_copy(num_blocks: int, bytes_per_block: int, bytes_per_wire_block: int | None = None) -> Cost:
-    """Gather: reads blocks, writes them in the wire's dtype; 8 bytes of id and 8 of checksum each."""
+def block_copy(
+    num_blocks: int,
+    bytes_per_block: int,
+    bytes_per_wire_block: int | None = None,
+    *,
+    has_checksum: bool = False,
+) -> Cost:
+    """Gather: reads blocks, writes them in the wire's dtype; 8 bytes of id each, and 8 of a checksum."""
     wire = bytes_per_block if bytes_per_wire_block is None else bytes_per_wire_block
-    return Cost(read=num_blocks * (bytes_per_block + _INT64), written=num_blocks * (wire + _INT64))
+    return Cost(
+        read=num_blocks * (bytes_per_block + _INT64), written=num_blocks * (wire + _INT64 * has_checksum)
+    )
 
 
 def step_costs(config: ModelConfig, step: Step, itemsize: int) -> dict[str, Cost]:

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch.nn import functional
 
 from engine.kernels.choices import UNMEASURED, Choices
-from engine.kernels.kernel import Config, Kernel, Launch
+from engine.kernels.kernel import Config, Kernel, Launch, bucket, type_name
 
 
 def embed_rms_norm_qkv_reference(
@@ -133,7 +133,7 @@ def _accepts(shape: Mapping[str, int | str], config: Config) -> bool:
     block_t, block_o, block_d = (config.constants[name] for name in ("BLOCK_T", "BLOCK_O", "BLOCK_D"))
     # fp32 takes twice the shared memory, and registers for both operands: no tensor core keeps its precision.
     fits_fp32 = block_t * block_d <= 2048 and block_o * block_d <= 4096 and block_t * block_o <= 4096
-    return (fits_fp32 or shape["element_size"] == 2) and min(tokens, 64) <= block_t <= tokens
+    return (fits_fp32 or shape["dtype"] != "float32") and min(tokens, 64) <= block_t <= tokens
 
 
 KERNEL = Kernel(
@@ -237,8 +237,9 @@ def embed_rms_norm_qkv_launch(
         shape=(
             ("width", width),
             ("outputs", num_outputs),
-            ("tokens", next((size for size in _TOKENS if num_tokens <= size), _TOKENS[-1])),
-            ("element_size", qkv_OD.element_size()),
+            ("tokens", bucket(num_tokens, _TOKENS)),
+            ("bias", int(bias_O is not None)),
+            ("dtype", type_name(qkv_OD)),
         ),
     )
 

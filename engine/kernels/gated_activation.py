@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.choices import UNMEASURED, Choices
-from engine.kernels.kernel import Config, Kernel, Launch
+from engine.kernels.kernel import Config, Kernel, Launch, type_name
 from engine.model.layers import gated
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
@@ -97,5 +97,5 @@ def gated_activation_launch(gate_up_T2F: torch.Tensor, activation: str, out_TF: 
             "out_stride": out_TF.stride(0),
         },
         constants={"WIDTH": width, "IS_GELU": activation == "gelu_pytorch_tanh"},
-        shape=(("width", width),),
+        shape=(("width", width), ("activation", activation), ("dtype", type_name(out_TF))),
     )

@@ -10,7 +10,7 @@ Knows no model. Under TRITON_INTERPRET=1, set before triton is imported, everyth
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from typing import Any
 # the compiler asks for it to be said.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
@@ -25,7 +26,18 @@ from triton.runtime.jit import create_function_from_signature
 
 Grid = tuple[int, ...]
 # What a choice of configuration hangs on: names and values, such as head_dim and a bucket of lengths.
+# A model's calls of one shape are one program in each configuration.
 Shape = tuple[tuple[str, int | str], ...]
+
+
+def type_name(tensor: torch.Tensor) -> str:
+    """Of its elements, for a shape."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def bucket(number: int, sizes: Sequence[int]) -> int:
+    """The first of rising sizes that is no less, or else the last: numbers that share a choice."""
+    return next((size for size in sizes if number <= size), sizes[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +104,17 @@ class Launch:
         grid = self.grid(config.constants)
         if all(grid):
             self.kernel.function[grid](**self._bound(config))
+
+    def load(self, config: Config) -> None:
+        """Compiles it for the current device, and loads it there, so that run() has only to launch it.
+
+        Runs nothing: tensors may be on the meta device. What Triton's cache on disk has is read from there.
+        Raises what the compiler and the driver do.
+        """
+        compiled = self.kernel.function.warmup(grid=(1,), **self._bound(config))
+        # None where a hook of Triton's has kept it from being compiled.
+        if compiled is not None:
+            compiled._init_handles()
 
     def compile(self, target: GPUTarget, config: Config) -> CompiledKernel:
         """Machine code for a device that need not be there; tensors may be on the meta device."""

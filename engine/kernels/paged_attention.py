@@ -8,8 +8,8 @@ engine/kernels/context_splits.py says how, and has the kernel that puts the spli
 
 Layout: q and out [T, H, h], heads and rows of any stride; the cache is one layer's view [N, 2, K, b, h] of
 either layout; h contiguous everywhere. The H / K query heads of a kv head, times the new tokens, are the
-rows of one matrix product, padded to 16, at most 64 at a time, or 32 of wide heads; h is padded to a power
-of two.
+rows of one matrix product, padded to 16, at most 32 at a time of heads of 128, 16 of wider and 64 of narrower
+ones; h is padded to a power of two.
 Grid: (sequences * tiles of rows, K, splits).
 Dtypes: keys and values are narrowed to q's dtype, as engine/model/kv_range.py does; products have fp32 sums;
 scores, softmax and what splits leave are fp32.
@@ -25,7 +25,7 @@ import triton.language as tl
 
 from engine.kernels.choices import UNMEASURED, Choices
 from engine.kernels.context_splits import Splits, context_of, reduce_launch, weighed
-from engine.kernels.kernel import Config, Kernel, Launch, Shape
+from engine.kernels.kernel import Config, Kernel, Launch, Shape, bucket, type_name
 from engine.kernels.kv_range import narrowed
 from engine.kernels.sequences import Sequences
 from engine.model import kv_range
@@ -96,7 +96,8 @@ def _keys_and_values(
     return keys, values
 
 
-@triton.jit(do_not_specialize=["table_stride", "max_length"])
+# These differ from step to step, or from layer to layer.
+@triton.jit(do_not_specialize=["table_stride", "row_tiles", "max_length", "window"])
 def _paged_attention_kernel(
     q_ptr,
     cache_ptr,
@@ -115,6 +116,7 @@ def _paged_attention_kernel(
     table_stride,
     out_row_stride,
     out_head_stride,
+    row_tiles,
     max_length,
     split_tokens,
     window,
@@ -123,7 +125,6 @@ def _paged_attention_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    ROW_TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -131,13 +132,14 @@ def _paged_attention_kernel(
     IS_SPLIT: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    sequence = (tl.program_id(0) // ROW_TILES).to(tl.int64)
+    sequence = (tl.program_id(0) // row_tiles).to(tl.int64)
+    first_row = tl.program_id(0) % row_tiles * ROWS
     kv_head = tl.program_id(1).to(tl.int64)
     length, seq_len, first = context_of(sequence, lengths_ptr, seq_lens_ptr, window, HAS_WINDOW, BLOCK_SIZE)
     begin = first + tl.program_id(2) * split_tokens
     end = tl.minimum(begin + split_tokens, seq_len)
-    rows = tl.program_id(0) % ROW_TILES * ROWS + tl.arange(0, ROWS)
-    if begin < end and tl.program_id(0) % ROW_TILES * ROWS < length * GROUP:
+    rows = first_row + tl.arange(0, ROWS)
+    if begin < end and first_row < length * GROUP:
         columns = tl.arange(0, COLUMNS)
         is_row = rows < length * GROUP
         stored = is_row[:, None] & (columns < HEAD_DIM)[None, :]
@@ -174,15 +176,16 @@ def _paged_attention_kernel(
             best, total, weights, fading = weighed(scores, best, total)
             sums = sums * fading[:, None]
             sums = tl.dot(weights.to(q.dtype), narrowed(v, q.dtype), sums, input_precision="ieee")
-        # Without a split rows have those of q; splits have a buffer of their own, sequence by sequence.
-        first_row = sequence * max_length if IS_SPLIT else start
-        out_offsets = (first_row + tokens) * out_row_stride + heads * out_head_stride
-        out_offsets += tl.program_id(2) * HEAD_DIM
+        if IS_SPLIT:
+            # Splits have a buffer of their own, sequence by sequence: [rows, heads, splits], contiguous.
+            pieces = (sequence * max_length + tokens) * (GROUP * tl.num_programs(1)) + heads
+            pieces = pieces * tl.num_programs(2) + tl.program_id(2)
+            out_offsets = pieces * HEAD_DIM
+            tl.store(sums_ptr + pieces, best + tl.log2(total), mask=is_row)
+        else:
+            out_offsets = (start + tokens) * out_row_stride + heads * out_head_stride
         out = (sums / total[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + out_offsets[:, None] + columns[None, :], out, mask=stored)
-        if IS_SPLIT:
-            # Partial outputs are contiguous: there is one sum for each HEAD_DIM of them.
-            tl.store(sums_ptr + out_offsets // HEAD_DIM, best + tl.log2(total), mask=is_row)
 
 
 # A tile's keys wait for their block ids: 5 stages keep two tiles on their way on NVIDIA, three on AMD. With 2
@@ -190,16 +193,22 @@ def _paged_attention_kernel(
 _BUFFERS = {5: 3, 2: 1}
 # Of AMD's gfx942, the smallest of all.
 _MAX_SHARED_BYTES = 64 << 10
+# Keys and stages where keys and values are of another type than queries: all others spill somewhere.
+_MIXED = (32, 2)
+# Buckets of keys in a split, the last one for more as well.
+_SPLIT_TOKENS = (256, 1024, 4096)
 # Sums that a warp holds: 64 registers of each thread. Twice as many spill on NVIDIA.
 _MAX_WARP_SUMS = 2048
 
 
 def _fits(shape: Mapping[str, int | str], config: Config) -> bool:
-    numbers = {name: int(number) for name, number in shape.items()}
-    keys, columns = config.constants["KEYS"], triton.next_power_of_2(numbers["head_dim"])
-    held = 2 * columns * _BUFFERS[config.num_stages] + numbers["rows"]
-    is_roomy = keys * held * numbers["element_bytes"] <= _MAX_SHARED_BYTES
-    return bool(is_roomy and numbers["rows"] * columns <= config.num_warps * _MAX_WARP_SUMS)
+    head_dim, rows, element_bytes = (int(shape[name]) for name in ("head_dim", "rows", "element_bytes"))
+    keys, columns = config.constants["KEYS"], triton.next_power_of_2(head_dim)
+    if shape["dtype"] != shape["kv_dtype"] and (keys, config.num_stages) != _MIXED:
+        return False
+    held = 2 * columns * _BUFFERS[config.num_stages] + rows
+    is_roomy = keys * held * element_bytes <= _MAX_SHARED_BYTES
+    return bool(is_roomy and rows * columns <= config.num_warps * _MAX_WARP_SUMS)
 
 
 KERNEL = Kernel(
@@ -263,38 +272,37 @@ def paged_attention_launches(
         "COLUMNS": triton.next_power_of_2(q_THh.shape[2]),
         "HAS_WINDOW": window > 0,
     }
-    target_THh = out_THh if splits.partial is None else splits.partial
     attention = Launch(
         kernel=KERNEL,
         grid=lambda _: splits.grid,
         arguments={
             **common,
-            **_strides(q_THh, cache_N2Kbh, target_THh),
+            **_strides(q_THh, cache_N2Kbh, out_THh),
             "q_ptr": q_THh,
             "cache_ptr": cache_N2Kbh,
             "tables_ptr": sequences.block_tables,
             "table_stride": sequences.block_tables.stride(0),
-            "out_ptr": target_THh,
+            "out_ptr": out_THh if splits.partial is None else splits.partial,
             "sums_ptr": splits.sums,
+            "row_tiles": splits.row_tiles,
             "scale_log2": scale / soft_cap if soft_cap else scale * _LOG2_E,
             "soft_cap": soft_cap,
         },
         constants={
             **constants,
             "GROUP": q_THh.shape[1] // cache_N2Kbh.shape[2],
-            "ROW_TILES": splits.row_tiles,
             "ROWS": splits.rows,
             "HAS_SOFT_CAP": soft_cap > 0,
             "IS_SPLIT": splits.sums is not None,
         },
-        shape=_shape(q_THh, cache_N2Kbh, splits),
+        shape=_shape(q_THh, cache_N2Kbh, splits, has_window=window > 0, has_soft_cap=soft_cap > 0),
     )
     if splits.partial is None or splits.sums is None:
         return (attention,)
     return attention, reduce_launch(splits.partial, splits.sums, out_THh, common, constants)
 
 
-def _strides(q_THh: torch.Tensor, cache_N2Kbh: torch.Tensor, target_THh: torch.Tensor) -> dict[str, int]:
+def _strides(q_THh: torch.Tensor, cache_N2Kbh: torch.Tensor, out_THh: torch.Tensor) -> dict[str, int]:
     q_row, q_head, _ = q_THh.stride()
     block, values, kv_head, slot, _ = cache_N2Kbh.stride()
     return {
@@ -304,19 +312,27 @@ def _strides(q_THh: torch.Tensor, cache_N2Kbh: torch.Tensor, target_THh: torch.T
         "values_stride": values,
         "kv_head_stride": kv_head,
         "slot_stride": slot,
-        "out_row_stride": target_THh.stride(0),
-        "out_head_stride": target_THh.stride(1),
+        "out_row_stride": out_THh.stride(0),
+        "out_head_stride": out_THh.stride(1),
     }
 
 
-def _shape(q_THh: torch.Tensor, cache_N2Kbh: torch.Tensor, splits: Splits) -> Shape:
+def _shape(
+    q_THh: torch.Tensor, cache_N2Kbh: torch.Tensor, splits: Splits, *, has_window: bool, has_soft_cap: bool
+) -> Shape:
     return (
         ("head_dim", q_THh.shape[2]),
+        ("group", q_THh.shape[1] // cache_N2Kbh.shape[2]),
         ("block_size", cache_N2Kbh.shape[3]),
+        ("dtype", type_name(q_THh)),
+        ("kv_dtype", type_name(cache_N2Kbh)),
         ("element_bytes", max(q_THh.element_size(), cache_N2Kbh.element_size())),
+        ("window", int(has_window)),
+        ("soft_cap", int(has_soft_cap)),
         ("rows", splits.rows),
-        # In powers of two: neighbours need no measurement of their own.
-        ("split_tokens", triton.next_power_of_2(splits.num_tokens)),
+        ("split", int(splits.sums is not None)),
+        # Neighbours need no measurement of their own.
+        ("split_tokens", bucket(splits.num_tokens, _SPLIT_TOKENS)),
     )
 
 

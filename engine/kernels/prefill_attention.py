@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.choices import UNMEASURED, Choices
-from engine.kernels.kernel import Config, Kernel, Launch
+from engine.kernels.kernel import Config, Kernel, Launch, type_name
 from engine.kernels.kv_range import narrowed
 from engine.kernels.paged_attention import paged_attention_reference
 from engine.kernels.sequences import Sequences
@@ -128,7 +128,8 @@ def _attend_span(
     return sums, total, top
 
 
-@triton.jit
+# The table's stride differs from step to step, the window from layer to layer.
+@triton.jit(do_not_specialize=["table_stride", "window"])
 def _prefill_attention_kernel(
     q_ptr,
     cache_ptr,
@@ -231,17 +232,22 @@ def _configs(*sizes: tuple[int, int, int, int]) -> tuple[Config, ...]:
 _CONFIGS = _configs((128, 64, 8, 2), (64, 32, 4, 3), (64, 64, 8, 2), (32, 32, 2, 2))
 # For heads of more than 128.
 _WIDE_CONFIGS = _configs((64, 32, 8, 2), (32, 32, 8, 2))
+# Where keys and values are of another type than queries: converting them takes registers too.
+_MIXED_CONFIGS = _configs((64, 32, 4, 3), (32, 32, 2, 2))
+_WIDE_MIXED_CONFIGS = _configs((64, 16, 8, 2), (32, 16, 8, 2))
 
 
 def _accepts(shape: Mapping[str, int | str], config: Config) -> bool:
-    head_dim, group, new_tokens, bits = (
-        int(shape[name]) for name in ("head_dim", "group", "new_tokens", "element_bits")
-    )
+    head_dim, group, new_tokens = (int(shape[name]) for name in ("head_dim", "group", "new_tokens"))
     rows = config.constants["BLOCK_M"]
     smallest = 32
-    if config not in (_WIDE_CONFIGS if head_dim > 128 else _CONFIGS):
+    if shape["dtype"] == shape["kv_dtype"]:
+        declared = _WIDE_CONFIGS if head_dim > 128 else _CONFIGS
+    else:
+        declared = _WIDE_MIXED_CONFIGS if head_dim > 128 else _MIXED_CONFIGS
+    if config not in declared:
         return False
-    if bits > 16:
+    if shape["dtype"] == "float32":
         return rows == smallest
     # Tiles that no sequence fills, and small ones for long sequences, are not worth a measurement.
     needed = max(smallest, new_tokens * min(group, _MAX_HEADS))
@@ -251,7 +257,7 @@ def _accepts(shape: Mapping[str, int | str], config: Config) -> bool:
 KERNEL = Kernel(
     name="prefill_attention",
     function=_prefill_attention_kernel,
-    configs=(*_CONFIGS, *_WIDE_CONFIGS),
+    configs=(*_CONFIGS, *_WIDE_CONFIGS, *_WIDE_MIXED_CONFIGS),
     accepts=_accepts,
 )
 
@@ -295,6 +301,8 @@ def prefill_attention_launch(
     _, num_heads, head_dim = q_THh.shape
     num_kv_heads, block_size = cache_N2Kbh.shape[2:4]
     group = num_heads // num_kv_heads
+    # A window that no sequence has outgrown is none.
+    has_window = 0 < window < sequences.max_seq_len
     parts = -(-group // _MAX_HEADS)
     heads = -(-group // parts)
 
@@ -318,15 +326,17 @@ def prefill_attention_launch(
             "HEAD_DIM": head_dim,
             "WIDTH": max(16, triton.next_power_of_2(head_dim)),
             "BLOCK_SIZE": block_size,
-            # A window that no sequence has outgrown is none.
-            "HAS_WINDOW": 0 < window < sequences.max_seq_len,
+            "HAS_WINDOW": has_window,
             "HAS_SOFT_CAP": soft_cap > 0,
         },
         shape=(
             ("head_dim", head_dim),
             ("group", group),
             ("block_size", block_size),
-            ("element_bits", 8 * q_THh.element_size()),
+            ("dtype", type_name(q_THh)),
+            ("kv_dtype", type_name(cache_N2Kbh)),
+            ("window", int(has_window)),
+            ("soft_cap", int(soft_cap > 0)),
             ("new_tokens", _bucket(sequences.max_length)),
         ),
     )

@@ -22,12 +22,12 @@ Line = tuple[str, str, Device, Resources]
 
 
 def resource_table(lines: Iterable[Line]) -> str:
-    """A row per kernel and configuration; of several calls, the one with the most registers."""
+    """A row per kernel and configuration; of several calls, the one with the most registers, then memory."""
     worst: dict[tuple[str, str], dict[str, Resources]] = {}
     for kernel, config, device, resources in lines:
         cells = worst.setdefault((kernel, config), {})
         known = cells.get(device.name)
-        if known is None or known.registers < resources.registers:
+        if known is None or _held(known) < _held(resources):
             cells[device.name] = resources
     kernels = dict.fromkeys(kernel for kernel, _ in worst)
     rows = (
@@ -37,6 +37,10 @@ def resource_table(lines: Iterable[Line]) -> str:
         if of_kernel == kernel
     )
     return _table(["kernel", "configuration", *(device.name for device in DEVICES)], rows)
+
+
+def _held(resources: Resources) -> tuple[int, int]:
+    return resources.registers, resources.shared_bytes
 
 
 def _cell(device: Device, resources: Resources | None) -> str:

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.choices import UNMEASURED, Choices
-from engine.kernels.kernel import Config, Kernel, Launch
+from engine.kernels.kernel import Config, Kernel, Launch, Shape, type_name
 from engine.kernels.kv_range import marked, narrowed
 from engine.model.kv_range import infinities_to_nan_
 from engine.model.kv_range import narrowed as narrowed_reference
@@ -165,16 +165,16 @@ def _rope_store_kv_kernel(
         _store_halves(k_ptr, a, b, mask, HALF)
         _store_halves(k_ptr + cache_kv_stride, v_a, v_b, mask, HALF)
         if HAS_ROWS:
-            k_ptr = rows_ptr + token * (2 * SIDE) + kv_heads * HEAD_DIM + columns
-            _store_halves(k_ptr, a, b, mask, HALF)
-            _store_halves(k_ptr + SIDE, v_a, v_b, mask, HALF)
+            row_ptr = rows_ptr + token * (2 * SIDE) + kv_heads * HEAD_DIM + columns
+            _store_halves(row_ptr, a, b, mask, HALF)
+            _store_halves(row_ptr + SIDE, v_a, v_b, mask, HALF)
         if HAS_STAGE:
             slot = tl.load(stage_slots_ptr + token)
             if slot >= 0:
-                k_ptr = _slot(stage_ptr, slot, stage_block_stride, stage_slot_stride, BLOCK_SIZE)
-                k_ptr += kv_heads * stage_head_stride + columns
-                _store_halves(k_ptr, a, b, mask, HALF)
-                _store_halves(k_ptr + stage_kv_stride, v_a, v_b, mask, HALF)
+                staged_ptr = _slot(stage_ptr, slot, stage_block_stride, stage_slot_stride, BLOCK_SIZE)
+                staged_ptr += kv_heads * stage_head_stride + columns
+                _store_halves(staged_ptr, a, b, mask, HALF)
+                _store_halves(staged_ptr + stage_kv_stride, v_a, v_b, mask, HALF)
 
 
 def _accepts(shape: Mapping[str, int | str], config: Config) -> bool:
@@ -290,8 +290,21 @@ def rope_store_kv_launch(
             "HAS_STAGE": stage_N2Kbh is not None,
             "HALF_BLOCK": triton.next_power_of_2(head_dim // 2),
         },
-        shape=(("num_heads", num_heads), ("num_kv_heads", num_kv_heads), ("head_dim", head_dim)),
+        shape=(
+            ("num_heads", num_heads),
+            *_cache_shape(cache_N2Kbh),
+            ("head_norm", int(head_norm_Nh is not None)),
+            *_types(qkv=qkv_TNh, cache=cache_N2Kbh, rows=rows_T2Kh, stage=stage_N2Kbh),
+        ),
     )
+
+
+def _cache_shape(cache_N2Kbh: torch.Tensor) -> Shape:
+    return tuple(zip(("num_kv_heads", "block_size", "head_dim"), cache_N2Kbh.shape[2:], strict=True))
+
+
+def _types(**tensors: torch.Tensor | None) -> Shape:
+    return tuple((name, "none" if tensor is None else type_name(tensor)) for name, tensor in tensors.items())
 
 
 def _strides(name: str, blocks_N2Kbh: torch.Tensor | None) -> dict[str, int]:

@@ -5,6 +5,7 @@ Shape suffixes: B sequences, M blocks per table.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,17 @@ import torch
 
 from engine.batch import ForwardBatch, Int32Array, Int64Array
 from engine.upload import uploaded
+
+# Of an H100 or H200, where there is no device to ask.
+_ASSUMED_PROCESSORS = 132
+
+
+@functools.cache
+def num_processors_of(device: torch.device) -> int:
+    """Multiprocessors or compute units."""
+    if device.type != "cuda":
+        return _ASSUMED_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +34,7 @@ class Sequences:
     seq_lens: [B] int32, tokens of context including the new ones.
     block_tables: [B, M] int32; entries beyond a sequence's blocks mean nothing.
     max_length, max_seq_len: the largest of each, known without asking the device.
+    num_processors: of the device that computes them.
     """
 
     starts: torch.Tensor
@@ -30,6 +43,7 @@ class Sequences:
     block_tables: torch.Tensor
     max_length: int
     max_seq_len: int
+    num_processors: int
     _host_lengths: Int64Array
     _host_seq_lens: Int64Array
     _tiles: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -53,8 +67,10 @@ class Sequences:
         seq_lens: Int32Array,
         block_tables: Int32Array,
         device: torch.device,
+        *,
+        num_processors: int | None = None,
     ) -> Sequences:
-        """Arrays as the fields of the same name, on the host."""
+        """Arrays as the fields of the same name, on the host.  num_processors: None: the device's."""
 
         def to(array: Int32Array) -> torch.Tensor:
             return uploaded(np.ascontiguousarray(array, np.int32), device)
@@ -66,6 +82,7 @@ class Sequences:
             block_tables=to(block_tables),
             max_length=int(lengths.max()),
             max_seq_len=int(seq_lens.max()),
+            num_processors=num_processors or num_processors_of(device),
             _host_lengths=lengths.astype(np.int64),
             _host_seq_lens=seq_lens.astype(np.int64),
         )

@@ -8,7 +8,7 @@ a timer to run them with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from triton.errors import TritonError
 
-from baton.errors import InternalError
+from baton.errors import ConfigError, InternalError
 from baton.logs import get_logger
 from engine.kernels.choices import Choices
-from engine.kernels.kernel import Launch, Shape
+from engine.kernels.kernel import Config, Launch, Shape
 from engine.kernels.measurement_store import MeasurementStore
 from engine.kernels.measurements import Key, Ladder, Measurements, Race, Rung
 from engine.kernels.timing import Timer
@@ -30,6 +30,7 @@ LADDER = tuple(1 << power for power in range(12))
 _ALIGNMENT = 16
 # Out of registers, shared memory or threads, or beyond what the compiler can do.
 _FAILURES = (TritonError, RuntimeError)
+_REMEDY = "set kernels to torch, which computes without them"
 
 # Of a contest: calls of the kernel and of the vendor's operators, which compute the same.
 Sides = tuple[Callable[[], object], Callable[[], object]]
@@ -55,22 +56,29 @@ class Contest:
         return self.op, self.shape
 
 
+def _as_it_is(launch: Launch) -> Launch:
+    return launch
+
+
 def tune(
     launches: Iterable[Launch],
     contests: Sequence[Contest] = (),
     *,
     timer: Timer,
     store: MeasurementStore | None = None,
+    made: Callable[[Launch], Launch] = _as_it_is,
 ) -> Choices:
     """The fastest configuration for every kernel and shape among the calls, and every contest's crossing.
 
     launches: each is dropped before the next is asked for. The first one of a shape stands for all.
     store: what is known already; what is measured is added. Blocks while another process measures.
-    Raises InternalError for a kernel of which no configuration runs.
+    made: makes a call with data from one without; asked only for what is to be measured.
+    Raises InternalError for a kernel of which no configuration runs, ConfigError where the device's memory is
+    too small.
     """
     with nullcontext() if store is None else store.exclusive():
         known = Measurements() if store is None else store.read()
-        for measured in _measured(known, launches, contests, timer):
+        for measured in _measured(known, launches, contests, timer, made):
             # At once: a start that is cut off here has got that far.
             if store is not None:
                 store.write(measured)
@@ -79,16 +87,24 @@ def tune(
 
 
 def _measured(
-    known: Measurements, launches: Iterable[Launch], contests: Sequence[Contest], timer: Timer
+    known: Measurements,
+    launches: Iterable[Launch],
+    contests: Sequence[Contest],
+    timer: Timer,
+    made: Callable[[Launch], Launch],
 ) -> Iterator[Measurements]:
     """What is known after each measurement that was missing."""
     for launch in launches:
         if not _is_known(known, launch):
-            yield (known := known.with_race(_race(launch, timer)))
+            with _translated(f"measuring the kernel {launch.kernel.name}"):
+                race = _race(made(launch), timer)
+            yield (known := known.with_race(race))
     choices = known.choices()
     for contest in contests:
         if contest.key not in known.ladders:
-            yield (known := known.with_ladder(_ladder(contest, choices, timer)))
+            with _translated(f"measuring {contest.op} against the vendor's operators"):
+                ladder = _ladder(contest, choices, timer)
+            yield (known := known.with_ladder(ladder))
 
 
 def _is_known(known: Measurements, launch: Launch) -> bool:
@@ -102,8 +118,11 @@ def _race(launch: Launch, timer: Timer) -> Race:
         copy = copied(launch)
         try:
             times.append((config, timer(partial(copy.run, config))))
+        except torch.OutOfMemoryError:
+            # No fault of the configuration.
+            raise
         except _FAILURES as error:
-            reason = str(error).strip() or type(error).__name__
+            reason = _reason(error)
             log.warning(
                 "configuration dropped",
                 kernel=launch.kernel.name,
@@ -112,7 +131,9 @@ def _race(launch: Launch, timer: Timer) -> Race:
             )
     if not times:
         raise InternalError(
-            f"no configuration of the kernel {launch.kernel.name} runs for {dict(launch.shape)}: {reason}"
+            f"no configuration of the kernel {launch.kernel.name} runs for {dict(launch.shape)}: {reason}; "
+            f"{_REMEDY}",
+            field="kernels",
         )
     race = Race(kernel=launch.kernel.name, shape=launch.shape, num_declared=len(configs), times=tuple(times))
     log.info("kernel measured", kernel=race.kernel, shape=dict(race.shape), chosen=str(race.winner))
@@ -129,6 +150,60 @@ def _ladder(contest: Contest, choices: Choices, timer: Timer) -> Ladder:
 def _rung(contest: Contest, num_tokens: int, choices: Choices, timer: Timer) -> Rung:
     kernel, vendor = contest.sides(num_tokens, choices)
     return Rung(num_tokens=num_tokens, kernel_s=timer(kernel), vendor_s=timer(vendor))
+
+
+def loaded(launches: Iterable[Launch], choices: Choices) -> Choices:
+    """Compiles the calls for this device and loads them; nothing runs, so they need no data.
+
+    So serving compiles nothing: each call is loaded in its chosen configuration, and in the first declared
+    one that loads, which is taken where a shape was not measured. Where that is not the first of all, it is
+    added to the choices.
+    Raises InternalError for a kernel of which no configuration loads.
+    """
+    further: dict[Key, Config] = {}
+    for launch in launches:
+        key = (launch.kernel.name, launch.shape)
+        chosen = choices.measured.get(key) or further.get(key)
+        first = _load_first(launch)
+        if chosen is not None:
+            with _translated(f"loading the kernel {launch.kernel.name}"):
+                launch.load(chosen)
+        elif first != launch.kernel.configs_for(launch.shape)[0]:
+            further[key] = first
+    return replace(choices, measured={**choices.measured, **further})
+
+
+def _load_first(launch: Launch) -> Config:
+    reason = ""
+    for config in launch.kernel.configs_for(launch.shape):
+        try:
+            launch.load(config)
+        except _FAILURES as error:
+            reason = _reason(error)
+        else:
+            return config
+    raise InternalError(
+        f"no configuration of the kernel {launch.kernel.name} loads for {dict(launch.shape)}: {reason}; "
+        f"{_REMEDY}",
+        field="kernels",
+    )
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"{what} ran out of the device's memory: {_reason(error)}; free some there, or {_REMEDY}",
+            field="kernels",
+        ) from error
+    except _FAILURES as error:
+        raise InternalError(f"{what} failed: {_reason(error)}; {_REMEDY}", field="kernels") from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip() or type(error).__name__
 
 
 def copied(launch: Launch) -> Launch:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from baton.errors import ConfigError
 from engine.model.plain_pass import PlainPass
 
@@ -18,11 +20,20 @@ def choose_pass(config: EngineConfig, model: Decoder, cache: CacheShape) -> Forw
     """The pass that config.kernels asks for; on a GPU kernels are measured, or their measurements read.
 
     cache: of the engine; its number of blocks does not matter. Call it before the cache is allocated.
-    Raises ConfigError for kernels on a CPU, which only runs them interpreted, for tests.
+    Raises ConfigError for kernels on a CPU, which only runs them interpreted, for tests; and for float32 on a
+    GPU, of which tiles fit no registers.
     """
     on_gpu = model.device.type == "cuda"
-    if config.kernels == "torch" or (config.kernels == "auto" and (config.compile or not on_gpu)):
+    is_fp32 = torch.float32 in (model.dtype, cache.dtype)
+    suits = on_gpu and not is_fp32 and not config.compile
+    if config.kernels == "torch" or (config.kernels == "auto" and not suits):
         return PlainPass(model.config)
+    if on_gpu and is_fp32:
+        raise ConfigError(
+            f"kernels is triton, weights are {model.dtype} and the cache is {cache.dtype}; on a GPU kernels "
+            f"need 16 bits of both: set dtype and kv_dtype to bfloat16, or kernels to torch",
+            field="kernels",
+        )
     # Triton takes a second to import, and does not exist everywhere.
     import triton  # noqa: PLC0415
 

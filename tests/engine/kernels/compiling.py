@@ -2,6 +2,7 @@
 
     python -m tests.engine.kernels.compiling flaws       what the audit says of kernels that are flawed
     python -m tests.engine.kernels.compiling dispatcher  calls whose kernel is not the dispatcher's
+    python -m tests.engine.kernels.compiling storing     what stores KV, to a cache of either 16-bit type
 
 Prints JSON.
 """
@@ -22,7 +23,7 @@ from triton.runtime import driver
 
 from engine.kernels.add_rms_norm import add_rms_norm_launch
 from engine.kernels.audit import Selection, entries, faults
-from engine.kernels.cases import LLAMA
+from engine.kernels.cases import LLAMA, Storage, launches
 from engine.kernels.devices import DEVICES
 from engine.kernels.kernel import Config, Kernel, Launch
 from engine.kernels.resources import Resources
@@ -80,6 +81,19 @@ def flaws() -> dict[str, dict[str, list[str]]]:
     return found
 
 
+def storing() -> dict[str, list[str]]:
+    """By targets and their types: what is wrong with rope_store_kv where it is compiled for them."""
+    (device,) = (device for device in DEVICES if device.name == "sm_90")
+    found = {}
+    for kv_dtype in (torch.bfloat16, torch.float16):
+        for launch in launches(LLAMA, 16, Storage(kv_dtype=kv_dtype)):
+            targets = {name: kind for name, kind in launch.shape if name in ("cache", "rows", "stage")}
+            if launch.kernel.name == "rope_store_kv" and str(targets) not in found:
+                compiled = launch.compile(device.target, launch.kernel.configs_for(launch.shape)[0])
+                found[str(targets)] = device.faults(Resources.of(compiled))
+    return found
+
+
 class AbsentDriver:
     """A driver without a device, which is all that a dispatcher needs that does not launch."""
 
@@ -127,4 +141,4 @@ def dispatcher() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump({"flaws": flaws, "dispatcher": dispatcher}[sys.argv[1]](), sys.stdout)
+    json.dump({"flaws": flaws, "dispatcher": dispatcher, "storing": storing}[sys.argv[1]](), sys.stdout)

@@ -69,6 +69,17 @@ def test_the_audit_finds_what_is_wrong() -> None:
     assert found["none"] == {"sm_80": [], "sm_90": [], "sm_100": [], "gfx942": []}
 
 
+def test_kv_is_stored_to_every_set_of_targets_in_either_type() -> None:
+    found = compiling("storing")
+
+    assert found == {
+        str({"cache": kind, "rows": rows, "stage": stage}): []
+        for kind in ("bfloat16", "float16")
+        for rows in ("none", "bfloat16")
+        for stage in ("none", kind)
+    }
+
+
 def test_what_is_audited_is_what_the_dispatcher_would_compile() -> None:
     found = compiling("dispatcher")
 

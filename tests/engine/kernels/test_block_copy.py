@@ -93,7 +93,21 @@ def is_framed(memory: torch.Tensor) -> bool:
     return bool((memory[:32] == GUARD).all() and (memory[-32:] == GUARD).all())
 
 
-@pytest.mark.parametrize("operator", [gather_blocks, gather_blocks_reference])
+def gathered(cache: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """gather_blocks(), and the checksums."""
+    checksums = torch.zeros(len(block_ids), dtype=torch.int64)
+    gather_blocks(cache, block_ids, out, checksums)
+    return checksums
+
+
+def scattered(blocks: torch.Tensor, block_ids: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    """scatter_blocks(), and the checksums."""
+    checksums = torch.zeros(len(block_ids), dtype=torch.int64)
+    scatter_blocks(blocks, block_ids, cache, checksums)
+    return checksums
+
+
+@pytest.mark.parametrize("operator", [gathered, gather_blocks_reference])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gather_equals_indexing(case: Case, operator: Callable[..., torch.Tensor]) -> None:
     torch.manual_seed(case.head_dim)
@@ -111,7 +125,7 @@ def test_gather_equals_indexing(case: Case, operator: Callable[..., torch.Tensor
     assert torch.equal(checksums, checksums_reference(wire))
 
 
-@pytest.mark.parametrize("operator", [scatter_blocks, scatter_blocks_reference])
+@pytest.mark.parametrize("operator", [scattered, scatter_blocks_reference])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_scatter_equals_indexing(case: Case, operator: Callable[..., torch.Tensor]) -> None:
     torch.manual_seed(case.head_dim)
@@ -138,16 +152,33 @@ def test_every_configuration_does_the_same(config: object) -> None:
         torch.zeros(1, 1, 2, 3, 16, 40),
         torch.zeros(2, 1, 2, 3, 16, 40),
     )
-    gathered, scattered = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    sent, received = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     block_ids = torch.tensor([1])
 
-    gather_blocks_launch(cache, block_ids, wire, gathered).run(config)
-    scatter_blocks_launch(wire, block_ids, back, scattered).run(config)
+    gather_blocks_launch(cache, block_ids, wire, sent).run(config)
+    scatter_blocks_launch(wire, block_ids, back, received).run(config)
 
     assert torch.equal(wire[0], cache[1])
     assert torch.equal(back[1], cache[1])
     assert not back[0].any()
-    assert gathered.tolist() == scattered.tolist() == [checksum(cache[1])]
+    assert sent.tolist() == received.tolist() == [checksum(cache[1])]
+
+
+def test_nobody_who_does_not_ask_pays_for_a_checksum() -> None:
+    cache, wire = torch.randn(4, 2, 2, 3, 16, 8), torch.zeros(2, 2, 2, 3, 16, 8)
+    block_ids = torch.tensor([3, 0])
+    for launch in (
+        gather_blocks_launch(cache, block_ids, wire),
+        scatter_blocks_launch(wire, block_ids, cache),
+    ):
+        assert launch.arguments["checksums_ptr"] is None
+        assert not launch.constants["HAS_CHECKSUM"]
+
+    gather_blocks(cache, block_ids, wire)
+
+    assert torch.equal(wire, cache[[3, 0]])
+    scatter_blocks(wire + 1, block_ids, cache)
+    assert torch.equal(cache[[3, 0]], wire + 1)
 
 
 def test_both_ends_of_a_transfer_compute_the_same() -> None:
@@ -158,8 +189,8 @@ def test_both_ends_of_a_transfer_compute_the_same() -> None:
     )
     wire = torch.empty(2, 2, 2, 3, 16, 8, dtype=HALF)
 
-    sent = gather_blocks(sender, torch.tensor([3, 0]), wire)
-    received = scatter_blocks(wire, torch.tensor([1, 2]), receiver)
+    sent = gathered(sender, torch.tensor([3, 0]), wire)
+    received = scattered(wire, torch.tensor([1, 2]), receiver)
 
     assert torch.equal(receiver[[1, 2]], sender[[3, 0]].float())
     assert torch.equal(sent, received)
@@ -170,10 +201,10 @@ def test_checksums_are_those_of_the_formula() -> None:
     blocks = torch.randn(2, 1, 2, 3, 4, 5)
     expected = [checksum(blocks[0]), checksum(blocks[1])]
     assert checksums_reference(blocks).tolist() == expected
-    assert scatter_blocks(blocks, torch.tensor([0, 1]), torch.zeros_like(blocks)).tolist() == expected
+    assert scattered(blocks, torch.tensor([0, 1]), torch.zeros_like(blocks)).tolist() == expected
     # Not the places in memory count, but those in the block.
     turned = blocks.transpose(3, 4).contiguous().transpose(3, 4)
-    assert scatter_blocks(turned, torch.tensor([0, 1]), torch.zeros_like(blocks)).tolist() == expected
+    assert scattered(turned, torch.tensor([0, 1]), torch.zeros_like(blocks)).tolist() == expected
 
 
 def test_no_two_elements_weigh_the_same_and_none_nothing() -> None:
@@ -199,15 +230,15 @@ def test_what_was_moved_or_changed_is_seen(dtype: torch.dtype) -> None:
     changed["two neighbours"] = swapped
     all_bits = torch.cat((bits, *changed.values()))
 
-    checksums = scatter_blocks(
+    checksums = scattered(
         all_bits.view(dtype), torch.arange(len(all_bits)), torch.zeros_like(all_bits).view(dtype)
     )
 
     assert len(set(checksums.tolist())) == len(changed) + 1
 
 
-@pytest.mark.parametrize("gather", [gather_blocks, gather_blocks_reference])
-@pytest.mark.parametrize("scatter", [scatter_blocks, scatter_blocks_reference])
+@pytest.mark.parametrize("gather", [gathered, gather_blocks_reference])
+@pytest.mark.parametrize("scatter", [scattered, scatter_blocks_reference])
 def test_what_float16_cannot_hold_is_its_largest_number(
     gather: Callable[..., torch.Tensor], scatter: Callable[..., torch.Tensor]
 ) -> None:
@@ -242,19 +273,19 @@ def test_blocks_beyond_2_to_the_31_elements(tmp_path: Path, id_dtype: torch.dtyp
     blocks, out = torch.randn(1, 2, 2, 8, 16, 128).half(), torch.zeros(1, 2, 2, 8, 16, 128, dtype=HALF)
     far = torch.tensor([num_blocks - 1], dtype=id_dtype)
 
-    stored = scatter_blocks(blocks, far, cache)
-    gathered = gather_blocks(cache, far, out)
+    stored = scattered(blocks, far, cache)
+    read = gathered(cache, far, out)
 
     assert torch.equal(cache[-1:], blocks)
     assert torch.equal(out, blocks)
-    assert torch.equal(stored, gathered)
+    assert torch.equal(stored, read)
     assert not cache[:2].any()
     assert not cache[-2].any()
 
 
 def test_no_blocks_have_no_checksums() -> None:
     none = torch.zeros(0, 1, 2, 1, 4, 4)
-    assert gather_blocks(torch.zeros(2, 1, 2, 1, 4, 4), torch.zeros(0, dtype=torch.int64), none).shape == (0,)
+    assert gathered(torch.zeros(2, 1, 2, 1, 4, 4), torch.zeros(0, dtype=torch.int64), none).shape == (0,)
 
 
 @pytest.mark.parametrize(

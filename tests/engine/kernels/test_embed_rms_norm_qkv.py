@@ -197,19 +197,19 @@ def test_rows_beyond_32_bits_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "element_size", "tiles"),
+    ("tokens", "dtype", "tiles"),
     [
-        (16, 2, {16}),
-        (64, 2, {64}),
-        (256, 2, {64, 128}),
-        (1024, 2, {64, 128}),
-        (16, 4, {16}),
-        (64, 4, {64}),
-        (1024, 4, {64}),
+        (16, "bfloat16", {16}),
+        (64, "bfloat16", {64}),
+        (256, "bfloat16", {64, 128}),
+        (1024, "bfloat16", {64, 128}),
+        (16, "float32", {16}),
+        (64, "float32", {64}),
+        (1024, "float32", {64}),
     ],
 )
-def test_tiles_suit_tokens_and_elements(tokens: int, element_size: int, tiles: set[int]) -> None:
-    shape = (("width", 64), ("outputs", 64), ("tokens", tokens), ("element_size", element_size))
+def test_tiles_suit_tokens_and_elements(tokens: int, dtype: str, tiles: set[int]) -> None:
+    shape = (("width", 64), ("outputs", 64), ("tokens", tokens), ("dtype", dtype))
 
     assert {config.constants["BLOCK_T"] for config in KERNEL.configs_for(shape)} == tiles
 
@@ -234,7 +234,9 @@ def launch_on_meta(num_tokens: int, dtype: torch.dtype) -> Launch:
 def test_token_counts_share_choices(num_tokens: int, bucket: int) -> None:
     launch = launch_on_meta(num_tokens, torch.bfloat16)
 
-    assert dict(launch.shape) == {"width": 64, "outputs": 48, "tokens": bucket, "element_size": 2}
+    assert dict(launch.shape) == {
+        "width": 64, "outputs": 48, "tokens": bucket, "bias": 0, "dtype": "bfloat16"
+    }  # fmt: skip
 
 
 def test_only_fp16_rows_are_read_twice() -> None:

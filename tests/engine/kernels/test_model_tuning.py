@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from triton import knobs
 
 from baton.errors import ConfigError
 from baton.model_config import ModelConfig
+from engine.kernels import model_tuning
 from engine.kernels.__main__ import main
 from engine.kernels.choices import UNMEASURED, Choices
 from engine.kernels.contests import EMBED_RMS_NORM_QKV, PREFILL_ATTENTION, model_contests
-from engine.kernels.model_launches import Step
-from engine.kernels.model_tuning import tune_model
+from engine.kernels.model_launches import Step, launch_makers
+from engine.kernels.model_tuning import keep_programs, model_steps, tune_model
 from engine.kv_cache import CacheShape
 
 CPU = torch.device("cpu")
@@ -81,13 +83,74 @@ def test_every_kernel_of_a_model_is_measured_once_and_shown(
 
     main(["--device", "cpu"])
     shown = capsys.readouterr().out
-    assert "add_rms_norm  width=48  (3 declared)" in shown
+    assert "add_rms_norm  width=48 dtype=float32 delta=float32 delta_norm=0  (3 declared)" in shown
     assert "  *        1.0 us  warps=4 stages=1" in shown
     assert "the kernel is used from 1 token on" in shown
 
     (file,) = cache_folder.glob("*.json")
     main(["--file", str(file), "--json"])
     assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())
+
+
+def test_each_window_has_prompts_and_decode_batches_beyond_it() -> None:
+    layers = (CONFIG.layers[0], replace(CONFIG.layers[0], window=4095), replace(CONFIG.layers[0], window=100))
+    windowed = replace(CONFIG, layers=layers, max_model_len=10_000)
+
+    steps = model_steps(windowed)
+
+    assert model_steps(CONFIG) == model_tuning.STEPS
+    assert steps[: len(model_tuning.STEPS)] == model_tuning.STEPS
+    for window, following in ((100, 4095), (4095, 100_000)):
+        beyond = [step for step in steps[len(model_tuning.STEPS) :] if window < step.context < following]
+        assert [step.new_tokens for step in beyond] == [2048, 1024, 256, 64, 16, 1]
+        assert all(step.context > step.new_tokens for step in beyond)
+    # No sequence outgrows a window as long as the model.
+    assert model_steps(replace(windowed, max_model_len=4095)) == steps[: len(model_tuning.STEPS) + 6]
+
+
+def test_measuring_takes_no_model_sized_embedding() -> None:
+    large = replace(CONFIG, vocab_size=1_000_000)
+    step = Step(num_sequences=1, new_tokens=20, context=20)
+
+    def rows_on(device: str) -> int:
+        cache = torch.zeros(2, 1, 2, 2, 16, 8, device=device)
+        (launch,) = launch_makers(large, step, cache, torch.float32)[0]()
+        return len(launch.arguments["embedding_ptr"])
+
+    assert rows_on("cpu") == 4096
+    assert rows_on("meta") == 1_000_000
+
+
+def test_programs_are_kept_beside_measurements_unless_a_setting_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    store = model_tuning.store_of(CPU)
+    assert store is not None
+    with knobs.cache.scope():
+        keep_programs(store)
+        assert knobs.cache.dir == str(tmp_path / "kernels" / "programs")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    with knobs.cache.scope():
+        keep_programs(store)
+        assert knobs.cache.dir == "/elsewhere"
+
+
+def test_a_gpu_gets_its_memory_back_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[bool] = []
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConfigError("no memory", field="kernels")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(model_tuning, "store_of", lambda _: None)
+    monkeypatch.setattr(model_tuning, "tune", fail)
+
+    with pytest.raises(ConfigError, match="no memory"):
+        tune_model(CONFIG, CACHE, torch.bfloat16, torch.device("cuda"), timer=lambda _: 0.0)
+
+    assert emptied == [True]
 
 
 def test_the_table_marks_what_is_chosen_and_where_the_vendor_is(

@@ -154,13 +154,18 @@ def test_every_configuration_computes_the_same(config: Config, window: int) -> N
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
-@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [("bfloat16", "bfloat16"), ("float32", "float32"), ("bfloat16", "float16")]
+)
 @pytest.mark.parametrize(("group", "new_tokens"), [(1, 16), (7, 16), (1, 4096), (71, 64)])
-def test_every_shape_has_a_configuration(head_dim: int, bits: int, group: int, new_tokens: int) -> None:
+def test_every_shape_has_a_configuration(
+    head_dim: int, dtype: str, kv_dtype: str, group: int, new_tokens: int
+) -> None:
     shape = (
         ("head_dim", head_dim),
         ("group", group),
-        ("element_bits", bits),
+        ("dtype", dtype),
+        ("kv_dtype", kv_dtype),
         ("new_tokens", new_tokens),
     )
 

@@ -13,11 +13,11 @@ from engine.kernels.resources import Resources
 DOCUMENT = Path(__file__).parents[3] / "docs" / "kernels.md"
 
 
-def resources(registers: int, instruction: str = "") -> Resources:
+def resources(registers: int, instruction: str = "", shared_bytes: int = 1536) -> Resources:
     return Resources(
         registers=registers,
         spill_bytes=0,
-        shared_bytes=1536,
+        shared_bytes=shared_bytes,
         tensor_columns=0,
         instruction=instruction,
         num_warps=4,
@@ -29,7 +29,9 @@ def test_a_row_holds_the_worst_of_a_kernels_calls_on_each_device() -> None:
     lines = [
         ("norm", "BLOCK=64 warps=4", sm_80, resources(72)),
         ("norm", "BLOCK=64 warps=4", sm_90, resources(32, "wgmma")),
-        ("norm", "BLOCK=64 warps=4", sm_80, resources(40)),
+        ("norm", "BLOCK=64 warps=4", sm_80, resources(72, shared_bytes=0)),
+        ("norm", "BLOCK=64 warps=4", sm_80, resources(40, shared_bytes=4096)),
+        ("norm", "BLOCK=128 warps=4", sm_80, resources(255, shared_bytes=0)),
         ("norm", "BLOCK=128 warps=4", sm_80, resources(255)),
     ]
 

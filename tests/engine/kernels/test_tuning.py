@@ -4,87 +4,40 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from triton.runtime.errors import OutOfResources
 
 from baton.errors import InternalError
 from engine.kernels.add_rms_norm import KERNEL, add_rms_norm_launch
 from engine.kernels.choices import UNMEASURED, Choices
-from engine.kernels.environment import Environment, sources_digest
-from engine.kernels.kernel import Config, Kernel, Launch
+from engine.kernels.environment import sources_digest
+from engine.kernels.kernel import Launch
 from engine.kernels.measurement_store import MeasurementStore
 from engine.kernels.measurements import Ladder, Rung
 from engine.kernels.timing import clock_timer
-from engine.kernels.tuning import LADDER, Contest, tune
-
-HERE = Environment(
-    device="A Device (80 GB)", driver="1.2", torch_version="2.0", triton_version="3.0", sources="abc"
+from engine.kernels.tuning import LADDER, tune
+from tests.engine.kernels.tuning_fakes import (
+    HERE,
+    MIDDLE,
+    NARROW,
+    WIDE,
+    FakeFunction,
+    FakeTimer,
+    contest,
+    fake_launch,
+    norm_launch,
+    store_in,
 )
-NARROW, MIDDLE, WIDE = KERNEL.configs
-
-
-class FakeTimer:
-    """Runs each call three times, as a timer may, and says what it was told to say."""
-
-    def __init__(self, *seconds: float) -> None:
-        self.seconds = list(seconds)
-
-    def __call__(self, run: Callable[[], object]) -> float:
-        for _ in range(3):
-            run()
-        return self.seconds.pop(0)
-
-
-def norm_launch(hidden: torch.Tensor | None = None) -> Launch:
-    hidden = torch.zeros(2, 20) if hidden is None else hidden
-    return add_rms_norm_launch(hidden, torch.ones(2, 20), torch.ones(20), 1e-5, torch.zeros(2, 20))
-
-
-def store_in(folder: Path, environment: Environment = HERE) -> MeasurementStore:
-    store = MeasurementStore.open(folder / "kernels", environment)
-    assert store is not None
-    return store
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [record.msg for record in caplog.records if record.levelno == logging.WARNING]  # type: ignore[misc]
-
-
-@dataclass
-class FakeFunction:
-    """In a Triton function's place: remembers its calls, and fails with some numbers of warps."""
-
-    failing: tuple[int, ...] = ()
-    calls: list[Mapping[str, Any]] = field(default_factory=list)
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return self._call
-
-    def _call(self, **arguments: Any) -> None:
-        if arguments["num_warps"] in self.failing:
-            raise OutOfResources(300_000, 232_448, "shared memory")
-        self.calls.append(arguments)
-
-
-def fake_launch(function: FakeFunction, **arguments: Any) -> Launch:
-    return Launch(
-        kernel=Kernel(
-            name="fake",
-            function=function,
-            configs=tuple(Config(constants={"BLOCK": 64}, num_warps=warps) for warps in (4, 8, 16)),
-        ),
-        grid=lambda _: (1,),
-        arguments=arguments,
-        constants={},
-        shape=(("width", 20), ("arch", "here")),
-    )
 
 
 def test_the_fastest_configuration_is_chosen_for_the_shape_that_was_measured() -> None:
@@ -249,14 +202,20 @@ def test_a_start_that_is_cut_off_has_kept_what_it_measured(tmp_path: Path) -> No
     assert choices.config(norm_launch()) == WIDE
 
 
-def contest(calls: list[tuple[str, int, Choices]]) -> Contest:
-    def sides(num_tokens: int, choices: Choices) -> tuple[Callable[[], None], Callable[[], None]]:
-        return (
-            lambda: calls.append(("kernel", num_tokens, choices)),
-            lambda: calls.append(("vendor", num_tokens, choices)),
-        )
+def test_data_is_made_for_what_is_to_be_measured_alone(tmp_path: Path) -> None:
+    made: list[Launch] = []
 
-    return Contest(op="op", shape=(("width", 20),), sides=sides)
+    def make(planned: Launch) -> Launch:
+        made.append(planned)
+        return norm_launch()
+
+    planned = [norm_launch(torch.empty(2, 20, device="meta")) for _ in range(2)]
+    first = tune(planned, timer=FakeTimer(3.0, 2.0, 1.0), store=store_in(tmp_path), made=make)
+    assert made == planned[:1]
+
+    second = tune(planned, timer=FakeTimer(), store=store_in(tmp_path), made=make)
+    assert made == planned[:1]
+    assert first == second
 
 
 def test_the_crossing_is_where_the_kernel_wins_for_good(tmp_path: Path) -> None:
