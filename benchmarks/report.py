@@ -42,13 +42,20 @@ def publish(
     folder: Path = RESULTS,
     **facts: object,
 ) -> Path:
-    """Prints the rows, writes them to json_path if given, and keeps a dated copy; returns the copy's path.
+    """Prints the rows, and keeps them; see keep()."""
+    for row in rows:
+        print(f"{row.metric:<44} {_short(row.ours):>8} {row.unit:<9} {_versus(row)}")
+    return keep(name, rows, json_path, folder=folder, **facts)
+
+
+def keep(
+    name: str, rows: Sequence[Row], json_path: str | None, *, folder: Path = RESULTS, **facts: object
+) -> Path:
+    """Writes the rows to json_path if given, and keeps a dated copy; returns the copy's path.
 
     facts: what else the copy is to say; an accelerator among them, if one computed, is part of its name.
     """
     machine = hardware(str(facts.get("accelerator", "")))
-    for row in rows:
-        print(f"{row.metric:<44} {_short(row.ours):>8} {row.unit:<9} {_versus(row)}")
     document = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
     if json_path is not None:
         Path(json_path).write_text(document, encoding="utf-8")

@@ -28,6 +28,11 @@ _CHECKED_PROMPT, _CHECKED_TOKENS = 100, 8
 # Relative errors: of fp32 sums in another order, and what no half-precision model of so few layers has.
 _SAME, _MOST_OFF = 1e-5, 0.1
 _TINY_PROMPT, _TINY_TOKENS = 9, 2
+# What the checks compute in fp32.
+CHECKED_STEPS = (
+    Step(num_sequences=1, new_tokens=_CHECKED_PROMPT, context=_CHECKED_PROMPT),
+    Step(num_sequences=1, new_tokens=1, context=_CHECKED_PROMPT + _CHECKED_TOKENS - 1),
+)
 
 
 def agreement(size: ModelSize, choices: Choices, device: torch.device) -> Iterator[GpuRow]:

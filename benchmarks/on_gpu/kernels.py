@@ -3,6 +3,8 @@
 A time is the median of replays over as many sets of random tensors as fill the device's cache a few times,
 or as a few gigabytes hold. What is small even so, such as the rows of a decode step, comes from the cache, as
 in a step of the model, where the kernel before has just written it.
+
+Only `tuning` measures configurations. What it has not got to, or what cannot be measured, runs as declared.
 """
 
 from __future__ import annotations
@@ -15,19 +17,21 @@ from typing import Any
 
 import torch
 
-from benchmarks.on_gpu.peers import COMPILED, peers_of
+from benchmarks.on_gpu.checks import RUINED
+from benchmarks.on_gpu.facts import ceilings
+from benchmarks.on_gpu.peers import COMPILED, Call, peers_of
 from benchmarks.on_gpu.section import Budget, GpuRow
 from benchmarks.on_gpu.shapes import kernel_steps, model_size, step_name
-from benchmarks.on_gpu.timer import call_seconds, measured_gpu
-from benchmarks.on_gpu.transfer_model import ModelSize
+from benchmarks.on_gpu.timer import Times, call_times, is_usable, warm_up
+from benchmarks.on_gpu.transfer_model import ModelSize, cache_shape, known_choices
+from engine.kernels.block_copy import gather_blocks_launch, scatter_blocks_launch
 from engine.kernels.choices import Choices
 from engine.kernels.cost import Cost, Gpu, block_copy, rope_store_kv, step_costs
 from engine.kernels.kernel import Launch
 from engine.kernels.model_launches import Step, model_launches
 from engine.kernels.model_tuning import store_of, tune_model
-from engine.kernels.timing import clock_timer
 from engine.kernels.tuning import copied, tune
-from engine.kv_cache import CacheShape, KVCache
+from engine.kv_cache import KVCache
 
 TUNING = "tuning, kernels compiled"
 # Steps whose kernels the short table has; of attention, more of them.
@@ -39,13 +43,16 @@ _MOST_COPIES = 32
 # For torch.compile, of one function; each takes seconds.
 _COMPILED_STEPS = ("prefill 2048", "decode 32 x 1024")
 _COMPILE_S = 12.0
+# For one kernel at one step.
+_SUBJECT_S = 2.0
 
 
-def tuning(device: torch.device, _budget: Budget) -> Iterator[GpuRow]:
+def tuning(device: torch.device, _budget: Budget, _rows: Sequence[GpuRow]) -> Iterator[GpuRow]:
     """What a first start takes whose kernels are compiled already, and what a second one takes."""
+    warm_up(device)
     for metric in (TUNING, "tuning, again"):
         began = time.perf_counter()
-        choices = tuned(device)
+        choices = _tuned(device)
         yield GpuRow(
             metric=metric,
             unit="s",
@@ -64,32 +71,54 @@ def tuning(device: torch.device, _budget: Budget) -> Iterator[GpuRow]:
         )
 
 
-def tuned(device: torch.device) -> Choices:
+def _tuned(device: torch.device) -> Choices:
     """The choices for the model, measured unless they were."""
     size = model_size(device)
     if device.type == "cuda":
-        return tune_model(size.config, _shape(size, num_blocks=1), size.dtype, device)
-    # Interpreted, contests with the vendor's operators would take minutes.
-    return tune(
-        _launches(size, kernel_steps(device)[-1], device),
-        timer=clock_timer(time.perf_counter),
-        store=store_of(device),
-    )
+        return tune_model(size.config, cache_shape(size, num_blocks=1), size.dtype, device)
+    # Interpreted, contests with the vendor's operators and most configurations would take minutes.
+    launches = list(_launches(size, kernel_steps(device)[-1], device))
+    timer = partial(_interpreted_seconds, device)
+    return tune(map(_with_one_configuration, launches), timer=timer, store=store_of(device))
 
 
-def kernels(device: torch.device, budget: Budget) -> Iterator[GpuRow]:
+def _with_one_configuration(launch: Launch) -> Launch:
+    first = launch.kernel.configs_for(launch.shape)[0]
+    return replace(launch, kernel=replace(launch.kernel, configs=(first,)))
+
+
+def _interpreted_seconds(device: torch.device, call: Call) -> float:
+    return call_times([call], device).median
+
+
+def kernels(device: torch.device, budget: Budget, rows: Sequence[GpuRow]) -> Iterator[GpuRow]:
     """Each kernel at each step."""
     size = model_size(device)
-    bench = _Bench(device, measured_gpu(device), tuned(device), budget)
+    warm_up(device)
+    bench = _Bench(device, ceilings(rows, device), known_choices(size, device), budget)
     for step in kernel_steps(device):
-        for subject in _subjects(size, step, device):
-            if not budget.has(2.0):
-                yield GpuRow.not_run(f"{subject.name}, {step_name(step)}")
-                continue
-            try:
-                yield bench.row(subject, step)
-            except (RuntimeError, ValueError) as error:
-                yield GpuRow.failed(f"{subject.name}, {step_name(step)}", error)
+        try:
+            for subject in _subjects(size, step, device):
+                yield from _rows(bench, subject, step)
+        except Exception as error:  # noqa: BLE001  (it is a row of the result)
+            yield GpuRow.failed(f"kernels, {step_name(step)}", error)
+        if not is_usable(device):
+            yield GpuRow.not_run("kernels, the rest", RUINED)
+            return
+
+
+def _rows(bench: _Bench, subject: Subject, step: Step) -> Iterator[GpuRow]:
+    """What goes wrong with one kernel costs no other, unless it ruins the device."""
+    metric = f"{subject.name}, {step_name(step)}"
+    if not bench.budget.has(_SUBJECT_S):
+        yield GpuRow.not_run(metric)
+        return
+    try:
+        yield from bench.rows(subject, step)
+    except Exception as error:
+        if not is_usable(bench.device):
+            raise
+        yield GpuRow.failed(metric, error)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,13 +143,15 @@ def _subjects(size: ModelSize, step: Step, device: torch.device) -> Iterator[Sub
         if subject is not None:
             yield subject
         subject = None
+        if name == "add_rms_norm" and not launch.constants["HAS_DELTA"]:
+            continue
         if name == "rope_store_kv":
             constants = launch.constants
             if constants["HAS_ROWS"] or (constants["HAS_STAGE"] and step.new_tokens == 1):
                 continue
             has_stage = bool(constants["HAS_STAGE"])
             cost = rope_store_kv(step.num_tokens, *heads, itemsize, has_stage=has_stage)
-            name += " with a stage" if has_stage else ""
+            name += " staged" if has_stage else ""
         elif name == "block_copy":
             if step.new_tokens == 1:
                 continue
@@ -137,16 +168,20 @@ def _subjects(size: ModelSize, step: Step, device: torch.device) -> Iterator[Sub
 def _launches(size: ModelSize, step: Step, device: torch.device) -> Iterator[Launch]:
     """Over one layer's cache; what copies blocks, over all layers'."""
     num_blocks = step.num_sequences * -(-step.context // size.block_size)
-    shape = _shape(size, num_blocks)
-    one_layer = KVCache(_shape(size, num_blocks, num_layers=1), device).logical
+    one_layer = KVCache(cache_shape(size, num_blocks, num_layers=1), device).logical
     for launch in model_launches(size.config, step, one_layer, size.dtype):
         if launch.kernel.name != "block_copy":
             yield launch
     if step.new_tokens > 1:
-        cache = KVCache(shape, device).logical
-        for launch in model_launches(size.config, step, cache, size.dtype):
-            if launch.kernel.name == "block_copy":
-                yield launch
+        yield from _block_copies(size, num_blocks, device)
+
+
+def _block_copies(size: ModelSize, num_blocks: int, device: torch.device) -> Iterator[Launch]:
+    cache = KVCache(cache_shape(size, num_blocks), device).logical
+    wire, block_ids_n = torch.zeros_like(cache), torch.arange(num_blocks, dtype=torch.int32, device=device)
+    checksums_n = torch.zeros(num_blocks, dtype=torch.int64, device=device)
+    yield gather_blocks_launch(cache, block_ids_n, wire, checksums_n)
+    yield scatter_blocks_launch(wire, block_ids_n, cache, checksums_n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,39 +193,58 @@ class _Bench:
     choices: Choices
     budget: Budget
 
-    def row(self, subject: Subject, step: Step) -> GpuRow:
-        """One kernel beside its peers, and beside the least time that its bytes or operations take."""
+    def rows(self, subject: Subject, step: Step) -> Iterator[GpuRow]:
+        """One kernel beside its peers; then the peers that do not run, and a time that cannot be."""
         copies = [_randomized(subject.launches) for _ in range(_num_copies(subject, self.device))]
-        ours_s = call_seconds([partial(self.choices.run, *launches) for launches in copies], self.device)
-        peers_s = self._peers([launches[0] for launches in copies], step)
-        best = min(peers_s, key=lambda name: peers_s[name])
-        num_bytes = subject.cost.read + subject.cost.written
+        ours = call_times([partial(self.choices.run, *launches) for launches in copies], self.device)
+        peers_s, troubles = self._peers([launches[0] for launches in copies], step)
+        row = self._row(subject, step, ours, peers_s)
+        yield row
+        for name, error in troubles.items():
+            words = f"{type(error).__name__}: {error}"
+            yield replace(GpuRow.not_run(f"{row.metric}: {name}", words), in_table=False)
+        num_bytes = len(copies) * (subject.cost.read + subject.cost.written)
+        if row.also["share"] > 1.0 and num_bytes >= _FLUSHED_BYTES:
+            yield GpuRow.said(row.metric, f"faster than the ceiling: {row.also['share']:.3g}", in_table=True)
+
+    def _row(self, subject: Subject, step: Step, ours: Times, peers_s: Mapping[str, float]) -> GpuRow:
+        """A time beside the fastest peer's, and beside the least that its bytes or operations take."""
+        num_bytes, ours_s = subject.cost.read + subject.cost.written, ours.median
         is_bound_by_bytes = num_bytes / self.gpu.bandwidth > subject.cost.flops / self.gpu.flops
+        best = min(peers_s, key=lambda name: peers_s[name]) if peers_s else None
         return GpuRow(
             metric=f"{subject.name}, {step_name(step)}",
             unit="ms",
             ours=1e3 * ours_s,
-            runs=len(copies),
-            peer=1e3 * peers_s[best],
+            runs=ours.runs,
+            peer=1e3 * peers_s[best] if best else None,
             peer_name=best,
-            ratio=peers_s[best] / ours_s,
+            ratio=peers_s[best] / ours_s if best else None,
             also={
+                "share": subject.cost.seconds(self.gpu) / ours_s,
                 **({"GB/s": num_bytes / ours_s / 1e9} if is_bound_by_bytes else {}),
                 **({} if is_bound_by_bytes else {"TFLOP/s": subject.cost.flops / ours_s / 1e12}),
-                "share of ceiling": subject.cost.seconds(self.gpu) / ours_s,
+                **ours.spread(),
                 **{f"{name} ms": 1e3 * seconds for name, seconds in peers_s.items()},
             },
             in_table=_is_in_table(subject, step),
         )
 
-    def _peers(self, launches: Sequence[Launch], step: Step) -> dict[str, float]:
-        """Seconds by name."""
+    def _peers(self, launches: Sequence[Launch], step: Step) -> tuple[dict[str, float], dict[str, Exception]]:
+        """Seconds by name, and what went wrong. Raises what ruins the device."""
+        seconds: dict[str, float] = {}
+        troubles: dict[str, Exception] = {}
         made = [peers_of(launch, step) for launch in launches]
-        seconds = {}
         for name in made[0]:
-            if name != COMPILED or self._compiles(step):
-                seconds[name] = call_seconds([peers[name] for peers in made], self.device)
-        return seconds
+            if name == COMPILED and not self._compiles(step):
+                continue
+            try:
+                seconds[name] = call_times([peers[name] for peers in made], self.device).median
+            except Exception as error:
+                if not is_usable(self.device):
+                    raise
+                troubles[name] = error
+        return seconds, troubles
 
     def _compiles(self, step: Step) -> bool:
         # A compiler is of no use to what is interpreted.
@@ -242,15 +296,3 @@ def _randomize(arguments: Mapping[str, Any]) -> None:
             argument.copy_(torch.randperm(argument.numel(), device=argument.device).view(argument.shape))
         elif isinstance(argument, torch.Tensor) and argument.is_floating_point():
             argument.normal_()
-
-
-def _shape(size: ModelSize, num_blocks: int, num_layers: int = 0) -> CacheShape:
-    config = size.config
-    return CacheShape(
-        num_blocks=num_blocks,
-        num_layers=num_layers or config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        block_size=size.block_size,
-        head_dim=config.head_dim,
-        dtype=size.dtype,
-    )

@@ -32,17 +32,16 @@ def peers_of(launch: Launch, step: Step) -> dict[str, Call]:
     if name == "block_copy":
         return {EAGER: _block_copy(arguments, is_gather=launch.constants["IS_GATHER"])}
     function, operands = _ROWWISE[name](arguments)
-    compiled = _compiled(function)
-    return {EAGER: lambda: function(*operands), COMPILED: lambda: compiled(*operands)}
+    return {EAGER: lambda: function(*operands), COMPILED: lambda: _compiled(function)(*operands)}
 
 
-# One program of each serves all sizes.
 _programs: dict[Any, Any] = {}
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     if function not in _programs:
-        _programs[function] = torch.compile(function, dynamic=True)
+        # Sizes are constants to it, and the number of tokens is none from the second one on: its own way.
+        _programs[function] = torch.compile(function)
     program: Callable[..., Any] = _programs[function]
     return program
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -17,19 +18,26 @@ from benchmarks.on_gpu.kernels import kernels, tuning
 from benchmarks.on_gpu.model import compiled, model
 from benchmarks.on_gpu.section import Budget, GpuRow, Section
 
-# Seconds in proportion: they are scaled to what there is. What one leaves goes to those behind it.
-SECTIONS = (
-    Section("facts", 10, facts),
-    Section("compile", 40, compilation),
-    Section("checks", 35, checks),
-    Section("tuning", 25, tuning),
-    Section("kernels", 40, kernels),
-    Section("model", 55, model),
-    Section("transfer", 60, transfer.run),
-    Section("compiled", 15, compiled, is_optional=True),
-)
 # Less is not worth a process.
 _LEAST_S = 1.0
+
+
+def planned(*, is_quick: bool) -> tuple[Section, ...]:
+    """All of them. Seconds are in proportion: they are scaled to what there is.
+
+    is_quick: kernels are checked in the configurations that they declare first.
+    """
+    return (
+        Section("facts", 10, facts),
+        Section("compile", 40, compilation),
+        Section("checks", 30, partial(checks, is_quick=is_quick)),
+        Section("tuning", 25, tuning),
+        Section("kernels", 35, kernels),
+        Section("model", 45, model),
+        # What it measures is a peer: if that takes too long, nothing of ours has failed.
+        Section("compiled", 45, compiled, is_optional=True),
+        Section("transfer", 50, transfer.run),
+    )
 
 
 def measured(
@@ -37,10 +45,13 @@ def measured(
     seconds: float,
     names: Sequence[str] = (),
     *,
-    sections: Sequence[Section] = SECTIONS,
+    sections: Sequence[Section],
     clock: Callable[[], float] = time.monotonic,
-) -> list[GpuRow]:
-    """The rows of the sections of such names, or of all. Raises ValueError for a name that there is not."""
+) -> Iterator[GpuRow]:
+    """The rows of the sections of such names, or of all, as they come.
+
+    What one leaves of its time goes to those behind it. Raises ValueError for a name that there is not.
+    """
     if unknown := set(names) - {section.name for section in sections}:
         raise ValueError(f"there is no section {min(unknown)}")
     if device == "cpu":
@@ -53,13 +64,11 @@ def measured(
         end += scale * section.seconds
         budget = Budget(end, clock)
         if not budget.has(_LEAST_S):
-            rows.append(GpuRow.not_run(section.name))
+            yield GpuRow.not_run(section.name)
             continue
         began = clock()
         print(f"{section.name}: {budget.left:.0f} s", file=sys.stderr, flush=True)
-        for row in rows_apart(section, torch.device(device), budget):
+        for row in rows_apart(section, torch.device(device), budget, tuple(rows)):
             rows.append(row)
-            if row.trouble:
-                print(f"{section.name}: {row.metric}: {row.trouble}", file=sys.stderr, flush=True)
-        rows.append(GpuRow(metric=f"section {section.name}", unit="s", ours=clock() - began, runs=1))
-    return rows
+            yield row
+        yield GpuRow(metric=f"section {section.name}", unit="s", ours=clock() - began, runs=1)

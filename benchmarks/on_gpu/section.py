@@ -8,7 +8,7 @@ GpuRow.not_run() for what it leaves out. Knows no section and no device.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,10 @@ from benchmarks.report import Row
 
 if TYPE_CHECKING:
     import torch
+
+# The row that names the device.
+DEVICE = "device"
+NO_TIME = "no time left"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +44,25 @@ class GpuRow(Row):
 
     @classmethod
     def check(
-        cls, metric: str, faults: list[str], *, passed: int, also: Mapping[str, float] | None = None
+        cls,
+        metric: str,
+        faults: list[str],
+        *,
+        passed: int,
+        left_out: int = 0,
+        reason: str = NO_TIME,
+        also: Mapping[str, float] | None = None,
     ) -> GpuRow:
-        """Cases that passed, and what is wrong with the others."""
-        total = passed + len(faults)
+        """Cases that passed, what is wrong with others, and how many were left out, for what reason."""
+        total = passed + len(faults) + left_out
         shown = "; ".join(faults[:3]) + ("; ..." if len(faults) > 3 else "")
+        trouble = f"not run: {left_out} of {total}, {reason}" if left_out else ""
         return cls(
             metric=metric,
             unit="passed",
             ours=float(passed),
             runs=total,
-            trouble=f"failed: {len(faults)} of {total}: {shown}" if faults else "",
+            trouble=f"failed: {len(faults)} of {total}: {shown}" if faults else trouble,
             also=also or {},
             in_table=True,
         )
@@ -62,9 +74,15 @@ class GpuRow(Row):
         return cls(metric=metric, unit="", ours=None, runs=0, trouble=f"failed: {' '.join(words.split())}")
 
     @classmethod
-    def not_run(cls, metric: str, reason: str = "no time left") -> GpuRow:
+    def not_run(cls, metric: str, reason: str = NO_TIME) -> GpuRow:
         """Of something left out."""
-        return cls(metric=metric, unit="", ours=None, runs=0, trouble=f"not run: {reason}", in_table=True)
+        words = " ".join(reason.split())
+        return cls(metric=metric, unit="", ours=None, runs=0, trouble=f"not run: {words}", in_table=True)
+
+    @classmethod
+    def said(cls, metric: str, note: str, *, in_table: bool = False) -> GpuRow:
+        """Words."""
+        return cls(metric=metric, unit="", ours=None, runs=0, note=note, in_table=in_table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +106,17 @@ class Budget:
         """Whether as much is left."""
         return self.left >= seconds
 
-    def part(self, seconds: float) -> Budget:
-        """A part of it, from now on, which does not end later than the whole."""
-        return Budget(min(self.end, self.clock() + seconds), self.clock)
-
 
 @dataclass(frozen=True, slots=True)
 class Section:
     """One part of the benchmark. seconds: what it is allowed, beside what those before it have left.
 
-    run: of a device and a budget. On "cpu" kernels are interpreted: sizes are tiny, and times mean nothing.
+    run: of a device, a budget, and the rows of the sections before it. On "cpu" kernels are interpreted:
+        sizes are tiny, and times mean nothing.
     is_optional: whether to be cut off for want of time is no failure of it.
     """
 
     name: str
     seconds: float
-    run: Callable[[torch.device, Budget], Iterable[GpuRow]]
+    run: Callable[[torch.device, Budget, Sequence[GpuRow]], Iterable[GpuRow]]
     is_optional: bool = False

@@ -10,22 +10,43 @@ from engine.kernels.model_launches import Step
 LLAMA_8B = SIZES["llama-8b"]
 _INTERPRETED = SIZES["interpreted"]
 
-# Of kernels alone.
+
+def _prefill(num_tokens: int) -> Step:
+    return Step(num_sequences=1, new_tokens=num_tokens, context=num_tokens)
+
+
+def _decode(num_sequences: int, context: int) -> Step:
+    return Step(num_sequences=num_sequences, new_tokens=1, context=context)
+
+
+# Of kernels alone. What the short table has comes first: time may run out.
 STEPS = (
-    *(Step(num_sequences=1, new_tokens=length, context=length) for length in (256, 2048, 8192)),
-    *(Step(num_sequences=count, new_tokens=1, context=1024) for count in (1, 32, 128)),
-    *(Step(num_sequences=count, new_tokens=1, context=4096) for count in (1, 32, 128)),
+    _prefill(2048),
+    _decode(128, 4096),
+    _decode(32, 1024),
+    _prefill(8192),
+    _decode(1, 4096),
+    _decode(1, 1024),
+    _prefill(256),
+    _decode(128, 1024),
+    _decode(32, 4096),
 )
-# Of the whole model.
+# Of the whole model, likewise.
 MODEL_STEPS = (
-    *(Step(num_sequences=1, new_tokens=length, context=length) for length in (128, 256, 1024, 2048, 8192)),
-    *(Step(num_sequences=count, new_tokens=1, context=1024) for count in (1, 8, 32, 128)),
-    Step(num_sequences=128, new_tokens=1, context=4096),
+    _prefill(2048),
+    _decode(1, 1024),
+    _decode(128, 4096),
+    _decode(32, 1024),
+    _decode(128, 1024),
+    _prefill(8192),
+    _prefill(256),
+    _prefill(1024),
+    _decode(8, 1024),
+    _prefill(128),
 )
-_TINY_STEPS = (
-    Step(num_sequences=1, new_tokens=9, context=9),
-    Step(num_sequences=2, new_tokens=1, context=5),
-)
+# Beside torch.compile's.
+COMPILED_STEPS = (_prefill(2048), _decode(1, 1024), _decode(32, 1024))
+_TINY_STEPS = (_prefill(9), _decode(2, 5))
 
 
 def model_size(device: torch.device) -> ModelSize:
@@ -41,6 +62,11 @@ def kernel_steps(device: torch.device) -> tuple[Step, ...]:
 def model_steps(device: torch.device) -> tuple[Step, ...]:
     """Steps of the whole model."""
     return MODEL_STEPS if device.type == "cuda" else _TINY_STEPS
+
+
+def compiled_steps(device: torch.device) -> tuple[Step, ...]:
+    """Steps of the whole model that torch.compile's programs compute as well."""
+    return COMPILED_STEPS if device.type == "cuda" else _TINY_STEPS[-1:]
 
 
 def step_name(step: Step) -> str:

@@ -1,12 +1,14 @@
 """A process of the transfer benchmark, and how its parent talks to it.
 
-    parent  --> {"do": name, ...arguments}     one line of JSON on its standard input
-    child   --> {"is": result}                 one on what was its standard output
+    parent  --> {"do": name, ...arguments}     one line of JSON on a socket
+    child   --> {"is": result}                 one line on the same
             --> {"error": class, "words": ..., "at": time.monotonic()}
 
-The child runs one command after the other on an event loop, and ends with its input. What anything in it
-prints goes to standard error. `python -m benchmarks.on_gpu.transfer_child ROLE` is the child; a role is a
-module benchmarks.on_gpu.transfer_ROLE with a class Role.
+The child runs one command after the other on an event loop, and ends with its input, or with its parent. What
+anything in it prints goes to standard error. A role is a module benchmarks.on_gpu.transfer_ROLE with a class
+Role.
+
+Forked, which takes no second import of torch: so the parent must never touch a GPU, nor compute with torch.
 """
 
 from __future__ import annotations
@@ -14,25 +16,25 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import multiprocessing
 import os
 import select
-import subprocess
+import socket
 import sys
 import time
 import traceback
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baton.errors import BatonError
-from benchmarks.on_gpu import bare
+from benchmarks.on_gpu.apart import end_with_parent
 
-if TYPE_CHECKING:
-    import torch
-
-_ROOT = Path(__file__).parents[2]
 _MAX_LINE_BYTES = 1 << 24
 _END_S = 5.0
+
+# The parent's ends of the sockets to all of its children. A new child inherits them, and closes them: or the
+# others would never see the end of their input.
+_ends: set[socket.socket] = set()
 
 
 class ChildError(Exception):
@@ -47,31 +49,27 @@ class ChildError(Exception):
 class Child:
     """One process in a role. Every wait has a deadline; close() ends it, whatever it does."""
 
-    def __init__(self, role: str, device: torch.device) -> None:
+    def __init__(self, role: str) -> None:
         self.role = role
-        environment = dict(os.environ)
-        if device.type == "cpu":
-            environment["TRITON_INTERPRET"] = "1"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.on_gpu.transfer_child", role],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=_ROOT,
-            env=environment,
-        )
+        # Imported here, every child has it.
+        made = importlib.import_module(f"benchmarks.on_gpu.transfer_{role}").Role
+        self._socket, theirs = socket.socketpair()
+        _ends.add(self._socket)
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=_serve, args=(made, theirs, os.getpid()))
+        self._process.start()
+        theirs.close()
         self._received = b""
 
     @property
     def pid(self) -> int:
         """Of the process."""
+        assert self._process.pid is not None
         return self._process.pid
 
     def tell(self, name: str, **arguments: Any) -> None:
         """Gives a command."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": name, **arguments}).encode() + b"\n")
-        self._process.stdin.flush()
+        self._socket.sendall(json.dumps({"do": name, **arguments}).encode() + b"\n")
 
     def hear(self, timeout_s: float) -> Any:
         """The result of the oldest command without one.
@@ -96,23 +94,18 @@ class Child:
 
     def close(self) -> None:
         """Ends the process and waits for its end. Idempotent."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        _ends.discard(self._socket)
+        self._socket.close()
+        self._process.join(_END_S)
+        self._process.kill()
+        self._process.join()
 
     def _line(self, deadline: float) -> bytes:
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
         while b"\n" not in self._received:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            if left <= 0 or not select.select([self._socket], [], [], left)[0]:
                 raise TimeoutError(f"{self.role} did not answer in time")
-            received = os.read(descriptor, 1 << 16)
+            received = self._socket.recv(1 << 16)
             if not received:
                 raise ConnectionError(f"the process of {self.role} has ended")
             self._received += received
@@ -120,17 +113,25 @@ class Child:
         return line
 
 
-async def _obey(role: Any, answers: int) -> None:
+def _serve(made: Any, answers: socket.socket, parent: int) -> None:
+    end_with_parent(parent)
+    for end in _ends:
+        end.close()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    asyncio.run(_obey(made, answers))
+
+
+async def _obey(made: Any, answers: socket.socket) -> None:
     """Runs commands until the input ends."""
-    commands = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    commands, replies = await asyncio.open_connection(sock=answers, limit=_MAX_LINE_BYTES)
+    role = made()
     try:
         # Its parent may be gone before its answer is there.
-        with suppress(BrokenPipeError):
+        with suppress(ConnectionError):
             while line := await commands.readline():
                 result = await _result(role, json.loads(line))
-                os.write(answers, json.dumps(result).encode() + b"\n")
+                replies.write(json.dumps(result).encode() + b"\n")
+                await replies.drain()
     finally:
         await role.close()
 
@@ -143,16 +144,3 @@ async def _result(role: Any, command: dict[str, Any]) -> dict[str, Any]:
             traceback.print_exc()
         kind = type(error).__name__
         return {"error": kind, "words": str(error), "at": time.monotonic()}
-
-
-def main() -> None:
-    """The child."""
-    answers = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    bare.install()
-    role = importlib.import_module(f"benchmarks.on_gpu.transfer_{sys.argv[1]}")
-    asyncio.run(_obey(role.Role(), answers))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,6 +13,7 @@ import torch
 
 from baton.model_config import ModelConfig
 from engine.kernels.choices import UNMEASURED, Choices
+from engine.kernels.contests import model_contests
 from engine.kernels.model_tuning import store_of
 from engine.kv_cache import CacheShape, KVCache
 from engine.model.decoder import Decoder
@@ -90,23 +91,33 @@ SIZES = {
 def make_runner(size: ModelSize, num_tokens: int, device: torch.device) -> ModelRunner:
     """A model with a cache for so many tokens; its layers are computed by the fused kernels."""
     config = size.config
-    shape = CacheShape(
-        num_blocks=-(-num_tokens // size.block_size),
-        num_layers=config.num_layers,
+    model = Decoder(config, _Weights(config, size.dtype, device).make())
+    model.forward_pass = FusedPass(config, known_choices(size, device))
+    shape = cache_shape(size, -(-num_tokens // size.block_size))
+    return ModelRunner(model, KVCache(shape, device))
+
+
+def cache_shape(size: ModelSize, num_blocks: int, num_layers: int = 0) -> CacheShape:
+    """A model's cache. num_layers: 0 for all of them."""
+    config = size.config
+    return CacheShape(
+        num_blocks=num_blocks,
+        num_layers=num_layers or config.num_layers,
         num_kv_heads=config.num_kv_heads,
         block_size=size.block_size,
         head_dim=config.head_dim,
         dtype=size.dtype,
     )
-    model = Decoder(config, _Weights(config, size.dtype, device).make())
-    model.forward_pass = FusedPass(config, _known_choices(device))
-    return ModelRunner(model, KVCache(shape, device))
 
 
-def _known_choices(device: torch.device) -> Choices:
-    """What has been measured on a GPU before; nothing is measured here."""
-    store = store_of(device) if device.type == "cuda" else None
-    return UNMEASURED if store is None else store.read().choices()
+def known_choices(size: ModelSize, device: torch.device) -> Choices:
+    """What was measured here before, as far as that got; nothing is measured now."""
+    store = store_of(device)
+    if store is None:
+        return UNMEASURED
+    known = store.read()
+    contests = model_contests(size.config, cache_shape(size, num_blocks=1), size.dtype, device)
+    return known.choices([contest.key for contest in contests if contest.key in known.ladders])
 
 
 class _Weights:

@@ -81,8 +81,8 @@ class Pair:
         self._numbers = itertools.count(1)
         self._load: Load | None = None
         self._peer: dict[str, Any] = {}
-        self.decode = Child("decode", device)
-        self.prefill = Child("prefill", device)
+        self.decode = Child("decode")
+        self.prefill = Child("prefill")
         try:
             self.load(load)
         except BaseException:
@@ -105,7 +105,7 @@ class Pair:
     def renew_prefill(self) -> None:
         """A new prefill process in the place of the old one."""
         self.prefill.close()
-        self.prefill = Child("prefill", self._device)
+        self.prefill = Child("prefill")
         self._tell_prefill(self._loaded)
         self._connect()
 

@@ -7,7 +7,6 @@ the dispatcher was given.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
@@ -16,11 +15,12 @@ from pathlib import Path
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from benchmarks.on_gpu.checks import all_cases
 from benchmarks.on_gpu.compile import Work, all_work, unique
+from benchmarks.on_gpu.trials_kv import kv_cases
 
 TARGET = GPUTarget("cuda", 90, 32)
-KERNELS = ("add_rms_norm", "rope_store_kv", "paged_attention")
+TUNED = ("add_rms_norm", "rope_store_kv")
+CHECKED = ("rope_store_kv", "block_copy")
 
 
 class AbsentDriver:
@@ -37,15 +37,14 @@ class AbsentDriver:
 
 
 def chosen() -> list[Work]:
-    """The first call of some kernels in a first start's tuning, and in the checks."""
-    work = [each for each in all_work(is_tiny=False) if each[2]]
-    for case in all_cases(is_tiny=False):
-        work += [(launch, launch.kernel.configs_for(launch.shape)[0], False) for launch in case.launches()]
-    of_kernel = [
-        [each for each in work if each[0].kernel.name == kernel and each[2] is is_first]
-        for kernel, is_first in itertools.product(KERNELS, (True, False))
-    ]
-    return [works[0] for works in of_kernel]
+    """The first call of some kernels in a first start's tuning, and of others in the checks."""
+    work = [next(each for each in all_work(is_tiny=False) if each[0].kernel.name == name) for name in TUNED]
+    assert all(is_first for _, _, is_first in work)
+    for name in CHECKED:
+        case = next(case for case in kv_cases(is_tiny=False) if case.kernel == name)
+        launch = case.launches()[0]
+        work.append((launch, launch.kernel.configs_for(launch.shape)[0], False))
+    return work
 
 
 def num_programs() -> int:

@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.on_gpu.apart import rows_apart
-from benchmarks.on_gpu.formulas import decode_bytes, prefill_flops
-from benchmarks.on_gpu.plan import SECTIONS, measured
+from benchmarks.on_gpu.facts import COPY, PRODUCT, ceilings
+from benchmarks.on_gpu.formulas import decode_bytes, kv_bytes, prefill_flops, weight_bytes
+from benchmarks.on_gpu.plan import measured, planned
 from benchmarks.on_gpu.section import Budget, GpuRow, Section
-from benchmarks.on_gpu.table import MAX_COLUMNS, MAX_LINES, table
+from benchmarks.on_gpu.shapes import MODEL_STEPS, STEPS, step_name
+from benchmarks.on_gpu.table import MAX_COLUMNS, MAX_LINES
 from benchmarks.on_gpu.transfer_model import SIZES
 from benchmarks.report import hardware
 from engine.kernels.model_launches import Step
@@ -41,7 +43,7 @@ def row(metric: str, **fields: object) -> GpuRow:
 def run_of(*rows: GpuRow, then: object = None) -> Section:
     """A section with these rows, which ends with an exception or a call."""
 
-    def run(_device: torch.device, _budget: Budget) -> Iterator[GpuRow]:
+    def run(_device: torch.device, _budget: Budget, _rows: Sequence[GpuRow]) -> Iterator[GpuRow]:
         yield from rows
         if isinstance(then, Exception):
             raise then
@@ -53,8 +55,8 @@ def run_of(*rows: GpuRow, then: object = None) -> Section:
 
 @pytest.mark.timeout(120)
 def test_every_section_but_the_transfer_runs_interpreted(tmp_path: Path) -> None:
-    names = [section.name for section in SECTIONS if section.name != "transfer"]
-    command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--seconds", "100"]
+    names = [section.name for section in planned(is_quick=True) if section.name != "transfer"]
+    command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--quick"]
     files = ["--json", str(tmp_path / "rows.json"), "--results", str(tmp_path)]
 
     ended = subprocess.run(
@@ -70,6 +72,7 @@ def test_every_section_but_the_transfer_runs_interpreted(tmp_path: Path) -> None
         "prefill 9",
         "decode 2 x 5",
         "paged_attention, decode 2 x 5",
+        "decode 2 x 5, compiled",
     ):
         assert rows[metric]["ours"] > 0
     assert [each["metric"] for each in rows.values() if each["trouble"].startswith("failed")] == []
@@ -96,9 +99,9 @@ def test_what_is_compiled_ahead_is_what_the_dispatcher_looks_for(tmp_path: Path)
     ).stdout
 
     found = json.loads(printed)
-    assert found["calls"] == 6
+    assert found["calls"] == 4
     # A program each, and the one that Triton's launcher is, if it has been built.
-    assert found["afterwards"] == found["compiled"] >= 6
+    assert found["afterwards"] == found["compiled"] >= 4
 
 
 def test_a_section_that_raises_keeps_its_rows_and_gets_another() -> None:
@@ -126,7 +129,7 @@ def test_a_section_that_does_not_end_is_killed_with_what_it_started(
 
     section = run_of(row("good"), then=hang)
     section = Section("fake", 1.0, section.run, is_optional=is_optional)
-    rows = rows_apart(section, CPU, Budget.of(0.5), grace_s=0.5)
+    rows = rows_apart(section, CPU, Budget.of(0.2), grace_s=0.2)
 
     assert [each.trouble for each in rows] == ["", f"{word}: did not end in its time"]
     state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
@@ -135,9 +138,7 @@ def test_a_section_that_does_not_end_is_killed_with_what_it_started(
 
 
 def test_what_a_section_leaves_goes_to_those_behind_it() -> None:
-    lefts: list[Section] = []
-
-    def run(_device: torch.device, budget: Budget) -> Iterator[GpuRow]:
+    def run(_device: torch.device, budget: Budget, _rows: Sequence[GpuRow]) -> Iterator[GpuRow]:
         yield row("left", ours=budget.left)
 
     lefts = [Section(name, seconds, run) for name, seconds in (("a", 10), ("b", 20), ("c", 30))]
@@ -158,21 +159,30 @@ def test_sections_for_which_nothing_is_left_are_rows_too() -> None:
 
 def test_an_unknown_section_is_refused() -> None:
     with pytest.raises(ValueError, match="no section speed"):
-        measured("cpu", 1, ["speed"])
+        list(measured("cpu", 1, ["speed"], sections=planned(is_quick=True)))
 
 
-def test_the_table_is_short_and_has_what_failed_first() -> None:
-    rows = [row(f"figure {number}", in_table=True) for number in range(60)]
-    rows += [row("hidden"), GpuRow.failed("bad", "words " * 50)]
+def test_later_sections_know_the_ceilings_that_the_first_one_measured() -> None:
+    def run(device: torch.device, _budget: Budget, rows: Sequence[GpuRow]) -> Iterator[GpuRow]:
+        gpu = ceilings(rows, device)
+        yield row("found", also={"bandwidth": gpu.bandwidth, "flops": gpu.flops})
 
-    lines = table(rows)
+    first = run_of(row(COPY, ours=4100.0), row(PRODUCT, ours=780.0))
 
-    assert len(lines) == MAX_LINES
-    assert lines[0].split()[:3] == ["bad", "failed:", "words"]
-    assert len(lines[0]) == MAX_COLUMNS
-    assert lines[1].startswith("figure 0")
-    assert lines[-1] == "62 rows, 1 failed, 0 not run; 22 of this table are in the file alone"
-    assert not any("hidden" in line for line in lines)
+    rows = list(measured("cpu", 60, sections=[first, Section("next", 1.0, run)]))
+
+    assert rows[-2].also == {"bandwidth": 4.1e12, "flops": 780e12}
+
+
+def test_the_main_figures_come_before_the_transfer_and_theirs_before_lesser_ones() -> None:
+    sections = {section.name: section for section in planned(is_quick=False)}
+    names = list(sections)
+
+    assert names.index("model") < names.index("compiled") < names.index("transfer")
+    assert sections["compiled"].seconds == 45
+    assert step_name(STEPS[0]) == step_name(MODEL_STEPS[0]) == "prefill 2048"
+    assert "decode 128 x 4096" in [step_name(step) for step in STEPS[:2]]
+    assert "decode 128 x 4096" in [step_name(step) for step in MODEL_STEPS[:3]]
 
 
 def test_a_check_says_how_many_cases_are_bad() -> None:
@@ -182,25 +192,28 @@ def test_a_check_says_how_many_cases_are_bad() -> None:
     assert (bad.ours, bad.runs, bad.trouble) == (7, 11, "failed: 4 of 11: a; b; c; ...")
 
 
-def test_a_part_of_a_budget_ends_with_the_whole() -> None:
-    now = [100.0]
-    budget = Budget.of(10, lambda: now[0])
-    part = budget.part(4)
-    now[0] = 103.0
+def test_cases_that_were_left_out_are_counted() -> None:
+    left = GpuRow.check("kernel", [], passed=7, left_out=4, reason="no reason")
+    both = GpuRow.check("kernel", ["a"], passed=7, left_out=4)
 
-    assert (part.left, budget.left, budget.part(30).left) == (1.0, 7.0, 7.0)
-    now[0] = 200.0
-    assert not budget.has(0.1)
+    assert (left.ours, left.runs, left.has_failed, left.trouble) == (
+        7,
+        11,
+        False,
+        "not run: 4 of 11, no reason",
+    )
+    assert (both.ours, both.runs, both.trouble) == (7, 12, "failed: 1 of 12: a")
 
 
 def test_formulas_of_llama_8b() -> None:
     # 8,030,261,248 parameters, of which 65 norms of 4,096 are not counted.
     config = SIZES["llama-8b"].config
-    idle = Step(num_sequences=0, new_tokens=1, context=0)
-    assert decode_bytes(config, idle, 2) == 2 * (8_030_261_248 - 65 * 4096)
-    # 131,072 bytes of KV a token.
+    assert weight_bytes(config, 2) == 2 * (8_030_261_248 - 65 * 4096)
+    # 131,072 bytes of KV a token. Of the embedding a row for each sequence is read.
     step = Step(num_sequences=128, new_tokens=1, context=4096)
-    assert decode_bytes(config, step, 2) - decode_bytes(config, idle, 2) == 128 * 4096 * 131_072
+    assert kv_bytes(config, step, 2) == 128 * 4096 * 131_072
+    read = weight_bytes(config, 2) - 2 * 128_256 * 4096 + 2 * 128 * 4096
+    assert decode_bytes(config, step, 2) == read + 128 * 4096 * 131_072
 
     two = Step(num_sequences=2, new_tokens=1024, context=1024)
     layer = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
+from benchmarks.on_gpu import checks, timer
 from benchmarks.on_gpu.checks import Tally, all_cases
+from benchmarks.on_gpu.section import Budget
 from benchmarks.on_gpu.trial import GUARD, Guarded, Trial, TrialCase, compare, config_choices, poison
 from engine.kernels.add_rms_norm import KERNEL, add_rms_norm_launch
 from engine.kernels.choices import Choices
@@ -64,6 +68,10 @@ def norm_trial(device: torch.device, damage: Callable[[torch.Tensor], object]) -
     return Trial(run=run, outputs=lambda: [out], expected=lambda: [torch.ones(3, 20)])
 
 
+def norm_case(damage: Callable[[torch.Tensor], object]) -> TrialCase:
+    return TrialCase(kernel="add_rms_norm", name="ones", make=partial(norm_trial, damage=damage))
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -73,9 +81,9 @@ def norm_trial(device: torch.device, damage: Callable[[torch.Tensor], object]) -
     ],
 )
 def test_every_configuration_is_one_case(damage: Callable[[torch.Tensor], object], words: str) -> None:
-    tally = Tally("add_rms_norm")
+    tally = Tally("add_rms_norm", [norm_case(damage)])
 
-    tally.add(TrialCase(kernel="add_rms_norm", name="ones", make=partial(norm_trial, damage=damage)), CPU)
+    assert tally.add(tally.cases[0], CPU)
 
     found = tally.row()
     assert found.runs == len(KERNEL.configs)
@@ -83,25 +91,74 @@ def test_every_configuration_is_one_case(damage: Callable[[torch.Tensor], object
     assert words in found.trouble
 
 
+def test_a_quick_check_runs_the_first_configuration_alone() -> None:
+    tally = Tally("add_rms_norm", [norm_case(lambda out: out)], is_quick=True)
+
+    tally.add(tally.cases[0], CPU)
+
+    assert (tally.row().ours, tally.row().runs) == (1, 1)
+
+
 def test_a_kernel_that_raises_is_a_fault() -> None:
     def raise_(_out: torch.Tensor) -> None:
         raise RuntimeError("an illegal memory access")
 
-    tally = Tally("add_rms_norm")
-    tally.add(TrialCase(kernel="add_rms_norm", name="ones", make=partial(norm_trial, damage=raise_)), CPU)
+    tally = Tally("add_rms_norm", [norm_case(raise_)])
+    tally.add(tally.cases[0], CPU)
 
     assert "ones, configuration 0: RuntimeError: an illegal memory access" in tally.row().trouble
 
 
 def test_a_case_that_cannot_be_made_is_a_fault() -> None:
-    tally = Tally("add_rms_norm")
-
     def make(_device: torch.device) -> Trial:
         raise MemoryError("no room")
 
-    tally.add(TrialCase(kernel="add_rms_norm", name="ones", make=make), CPU)
+    tally = Tally("add_rms_norm", [TrialCase(kernel="add_rms_norm", name="ones", make=make)])
+    tally.add(tally.cases[0], CPU)
 
     assert tally.row().trouble == "failed: 1 of 1: ones: MemoryError: no room"
+
+
+def test_a_ruined_device_costs_one_kernel_and_its_other_cases_are_no_failures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    damaged: list[torch.Tensor] = []
+
+    def ruin(out: torch.Tensor) -> None:
+        damaged.append(out)
+
+    def synchronized(_device: torch.device) -> None:
+        if damaged:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(checks, "synchronize", synchronized)
+    monkeypatch.setattr(timer, "synchronize", synchronized)
+    cases = [norm_case(ruin), norm_case(ruin), replace(norm_case(lambda out: out), kernel="another")]
+
+    bad, good, all_of_them = checks.checks_of(cases, CPU, Budget.of(60), is_quick=True)
+
+    assert (bad.ours, bad.runs) == (0, 2)
+    assert bad.trouble.startswith("failed: 1 of 2: ones, configuration 0: RuntimeError: CUDA error")
+    assert (good.ours, good.runs, good.trouble) == (1, 1, "")
+    assert (all_of_them.ours, all_of_them.runs) == (1, 3)
+
+
+def test_a_kernel_that_ends_its_process_keeps_what_passed_before() -> None:
+    cases = [norm_case(lambda out: out), norm_case(lambda _: os._exit(9))]
+
+    bad, all_of_them = checks.checks_of(cases, CPU, Budget.of(60), is_quick=True)
+
+    assert (bad.ours, bad.runs, bad.trouble) == (1, 2, "failed: its process ended with 9")
+    assert (all_of_them.ours, all_of_them.runs) == (1, 2)
+
+
+def test_cases_without_time_are_counted() -> None:
+    cases = [norm_case(lambda out: out), norm_case(lambda out: out)]
+
+    none, all_of_them = checks.checks_of(cases, CPU, Budget.of(0), is_quick=True)
+
+    assert none.trouble == "not run: 2 of 2, no time left"
+    assert (all_of_them.ours, all_of_them.runs) == (0, 2)
 
 
 def test_every_declared_configuration_that_a_shape_takes_is_run() -> None:
