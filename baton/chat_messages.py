@@ -53,8 +53,10 @@ def _message(message: Message, place: str) -> ChatMessage:
     if isinstance(calls, str | bytes | Mapping) or not isinstance(calls, Sequence):
         raise _refused(f"{place}.tool_calls", "a sequence of mappings")
     content = message.get("content")
+    role = _text(message["role"], f"{place}.role")
     return ChatMessage(
-        role=_text(message["role"], f"{place}.role"),
+        # OpenAI's newer name for it.
+        role="system" if role == "developer" else role,
         # An assistant that only calls functions says nothing.
         content="" if content is None and calls else _text(content, f"{place}.content"),
         tool_calls=[_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(calls)],

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +28,7 @@ from baton.answer import ModelInfo
 from baton.chat_messages import Message
 from baton.client_tls import TlsConfig, opener
 from baton.connection import Connection
-from baton.errors import DeadlineExceeded, IncompleteAnswer, InvalidRequest
+from baton.errors import ConfigError, DeadlineExceeded, IncompleteAnswer, InvalidRequest
 from baton.generate_request import build_request
 from baton.generation import Generation
 from baton.retry import DEFAULT_RETRY, Retry, Tries
@@ -35,6 +36,7 @@ from baton.routers import Routers
 from baton.rpc import is_from_baton, translate
 from baton.structured import SchemaT, grammar_of, read
 from baton.telemetry import ROOT_SPAN, start_span
+from baton.timeouts import check_timeout
 from baton.v1 import inference_service_pb2
 
 
@@ -87,7 +89,7 @@ class AsyncClient:
                 with that one. None: BATON_TLS_CA, or none.
             insecure_key: send the API key in plain text, because something else encrypts the way.
             lazy: return at once; the first call connects, and what it meets is its own failure.
-            timeout_s: longest time to connect, in seconds.
+            timeout_s: longest time to connect, in seconds; infinity for no limit.
             retry: how long and how often a call that failed for now is made again.
             interceptors: grpc.aio's, for every call to a router, the outermost first: a
                 UnaryStreamClientInterceptor sees generations, a UnaryUnaryClientInterceptor the rest.
@@ -104,10 +106,12 @@ class AsyncClient:
             insecure_key=insecure_key,
             environ=os.environ,
         )
+        longest_s = check_timeout(timeout_s, ConfigError)
         opening = opener(connection.tls, interceptors)
         routers = Routers(connection.targets, opening, connection.api_key)
         if not lazy:
-            await routers.find(timeout_s)
+            # One that does not ask again does not wait for a router to come up either.
+            await routers.find(longest_s, max_rounds=1 if retry.is_once else None)
         return cls(routers, retry)
 
     def generate(
@@ -134,7 +138,8 @@ class AsyncClient:
             prompt: text to continue. Exactly one of prompt, messages and token_ids is given.
             messages: a conversation; see chat().
             token_ids: a tokenized prompt.
-            timeout_s: deadline for the whole answer, all tries included, in seconds; None for none.
+            timeout_s: deadline for the whole answer, all tries included, in seconds, at most a year; None or
+                infinity for none.
             options: as GenerateRequest in protos/baton/v1/inference_service.proto describes them.
                 Sampling: max_tokens, min_tokens, temperature, top_k, top_p, min_p, seed, ignore_eos,
                 stop_token_ids, allowed_token_ids, logit_bias (a mapping from token id to value),
@@ -150,8 +155,10 @@ class AsyncClient:
             InvalidRequest: an option or timeout_s is unknown or cannot be sent; the router's own
                 refusals arrive while iterating.
         """
-        if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
-            raise InvalidRequest("timeout_s must be a number of seconds above 0", field="timeout_s")
+        timeout_s = check_timeout(timeout_s)
+        if options.get("request_id") in (None, ""):
+            # Drawn here, so that it is known of a request, too, that no router takes.
+            options["request_id"] = f"req-{secrets.token_hex(8)}"
         request = build_request(prompt, messages, token_ids, options)
         span = start_span(ROOT_SPAN)
         return Generation(self._routers, request, span, timeout_s, self._rng, retry=self._retry)
@@ -248,7 +255,7 @@ class AsyncClient:
         """
         tries = Tries(self._retry, self._rng)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(check_timeout(timeout_s)) as deadline:
                 while True:
                     target = self._routers.target
                     try:
@@ -261,6 +268,9 @@ class AsyncClient:
                     else:
                         return [ModelInfo.from_proto(model) for model in response.models]
         except TimeoutError:
+            if not deadline.expired():
+                # That of a function that gives the key.
+                raise
             raise DeadlineExceeded("the deadline passed before a router answered") from None
 
     async def close(self) -> None:

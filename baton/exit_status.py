@@ -1,6 +1,7 @@
 """With which status a role ends that cannot run, and which error that stands for where the role was started.
 
-Whoever starts a role learns from the status alone who has to act; the words are in the role's log.
+Whoever starts a role learns from the status alone who has to act; the words are in the role's log. The same
+numbers mean the same where `baton` ends with them (baton/cli/exit_codes.py), which has some more.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from baton.errors import BatonError, ConfigError, ModelError, Unavailable
 
 FAILED: Final = 1
 WRONG_SETTING: Final = 2
-# Not 3, with which the command line says that nothing answers.
-UNUSABLE_MODEL: Final = 4
+UNUSABLE_MODEL: Final = 5
 
 _ERRORS: Final[dict[int, type[BatonError]]] = {WRONG_SETTING: ConfigError, UNUSABLE_MODEL: ModelError}
 

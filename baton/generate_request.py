@@ -41,7 +41,7 @@ def build_request(
         )
     request = GenerateRequest()
     if prompt is not None:
-        _set_with("prompt", lambda: request.MergeFrom(GenerateRequest(text=prompt)))
+        _set_with("prompt", lambda: request.MergeFrom(GenerateRequest(text=_str(prompt))))
     of_chat = {name: options[name] for name in _OF_CHATS if options.get(name) is not None}
     if messages is not None:
         request.chat.SetInParent()
@@ -70,6 +70,19 @@ def build_request(
     return request
 
 
+def _str(value: str) -> str:
+    """protobuf would take bytes too."""
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _seed(value: int) -> int:
+    """A number below 0 is taken as its two's complement, as by the HTTP door."""
+    is_signed = isinstance(value, int) and -(2**63) <= value < 0
+    return value + 2**64 if is_signed else value
+
+
 def _texts(value: str | Sequence[str]) -> Sequence[str]:
     return [value] if isinstance(value, str) else value
 
@@ -89,6 +102,7 @@ def _priority(value: Any) -> Any:
 # Options whose value in Python is not the value of their field.
 _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "stop": _texts,
+    "seed": _seed,
     "grammar": _grammar,
     "logit_bias": dict,
     "priority": _priority,
@@ -140,5 +154,6 @@ _ALLOWED: Mapping[str, str] = {
     "stop": "a text or a sequence of texts",
     "logit_bias": "a mapping from token ids to numbers",
     "grammar": "a baton.Grammar",
+    "seed": "a whole number from -2**63 to 2**64 - 1",
     "priority": f"one of {', '.join(PRIORITIES)}",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,7 +36,8 @@ _CANCELLED = "the generation was cancelled on this side"
 class Generation:
     """The answers to one prompt as they arrive, from AsyncClient.generate() and chat().
 
-    Iterate once; leaving early needs cancel() or `async with`:
+    It keeps what has come: text() and answers() are the whole also after an iteration, and another iteration
+    begins with the first chunk again. Leaving early needs cancel() or `async with`:
 
     >>> from baton import AsyncClient
     >>> client = await AsyncClient.connect("127.0.0.1:50051")
@@ -72,16 +73,19 @@ class Generation:
         self._so_far: dict[int, inference_service_pb2.PartialAnswer] = {}
         self._num_prompt_tokens = 0
         self._prompt_tokens: list[PromptToken] = []
+        self._chunks: list[Chunk] = []
+        self._failure: BatonError | None = None
+        self._is_being_read = False
         self._cancelled = asyncio.Event()
         self._call = self._start()
 
     def __repr__(self) -> str:
         state = "ended" if self._summary else "broken off" if self._cancelled.is_set() else "open"
-        return f"<{type(self).__name__} {self.request_id or 'without an id yet'}, {state}>"
+        return f"<{type(self).__name__} {self.request_id}, {state}>"
 
     @property
     def request_id(self) -> str:
-        """Its name in logs, in traces and for `baton explain`; "" until the router has drawn one."""
+        """Its name in logs, in traces and for `baton explain`: what the caller gave, or one drawn for it."""
         return self._request.request_id
 
     @property
@@ -99,7 +103,7 @@ class Generation:
         """
         return [None, *self._prompt_tokens] if self._prompt_tokens else []
 
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
+    async def __aiter__(self) -> AsyncGenerator[Chunk, None]:
         """The chunks.
 
         Raises:
@@ -109,20 +113,22 @@ class Generation:
             DeadlineExceeded: timeout_s has passed.
             Cancelled: cancel() was called, or the client closed.
             BatonError: anything else; baton/errors.py has the tree.
+            RuntimeError: it is being read elsewhere, which goes on.
         """
+        if self._is_being_read and not self._cancelled.is_set():
+            raise RuntimeError(
+                "the generation is being read already, by another task or by a loop that was left without "
+                "`async with`; read it in one place, and any number of times after that"
+            )
+        self._is_being_read = True
         try:
-            while self._summary is None:
-                try:
-                    async for chunk in self._receive():
-                        yield chunk
-                except grpc.aio.AioRpcError as error:
-                    if self._summary is None:
-                        await self._resume(error)
-        except BatonError as failure:
-            failure.request_id = self.request_id
-            self._span.fail(failure)
-            raise
+            for chunk in self._chunks:
+                yield chunk
+            async for chunk in self._rest():
+                self._chunks.append(chunk)
+                yield chunk
         finally:
+            self._is_being_read = False
             self.cancel()
 
     async def text(self) -> str:
@@ -131,8 +137,15 @@ class Generation:
 
     async def answers(self) -> list[Answer]:
         """The whole answers by index, once all are there; raises as the iteration does."""
-        chunks = [chunk async for chunk in self]
-        return [Answer.join(choice, chunks) for choice in self.summary.choices]
+        async for _chunk in self:
+            pass
+        return self.known_answers()
+
+    def known_answers(self) -> list[Answer]:
+        """The whole answers by index, if all are there already; otherwise an empty list."""
+        if self._summary is None:
+            return []
+        return [Answer.join(choice, self._chunks) for choice in self._summary.choices]
 
     def cancel(self) -> None:
         """Ends the generation at the router and at both workers; idempotent, harmless after the end."""
@@ -157,6 +170,26 @@ class Generation:
         self._target = self._routers.target
         self._was_accepted = False
         return self._routers.stub.Generate(self._request, timeout=timeout_s, metadata=metadata)
+
+    async def _rest(self) -> AsyncIterator[Chunk]:
+        """The chunks that nobody has read yet, over as many calls as it takes; none after the end."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            while self._summary is None:
+                if self._cancelled.is_set():
+                    raise Cancelled(_CANCELLED)
+                try:
+                    async for chunk in self._receive():
+                        yield chunk
+                except grpc.aio.AioRpcError as error:
+                    if self._summary is None:
+                        await self._resume(error)
+        except BatonError as failure:
+            failure.request_id = self.request_id
+            self._span.fail(failure)
+            self._failure = failure
+            raise
 
     async def _receive(self) -> AsyncIterator[Chunk]:
         """The chunks of one call, remembering what another call would need to go on."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.cache import model_folder
+from baton.catalogue import CATALOGUE
 from baton.digests import cached_sha256_of
 from baton.errors import ModelError
 from baton.fingerprint import canonical_attention, canonical_mlp, canonical_rope
@@ -162,8 +163,12 @@ def _find_folder(path_or_name: str | Path) -> Path:
     pulled = model_folder(given.as_posix())
     if pulled.is_dir():
         return pulled
+    # What else is no name that could be pulled.
+    name, known = given.as_posix(), ""
+    if name not in CATALOGUE and len(given.parts) == 1:
+        name, known = "NAME", f", where NAME is {', '.join(sorted(CATALOGUE))} or org/model"
     raise ModelError(
-        f"there is no model folder {path_or_name}; run: baton pull {path_or_name}, or give a path"
+        f"there is no model folder {path_or_name}; run: baton pull {name}{known}, or give a path"
     )
 
 

@@ -16,6 +16,8 @@ from baton.errors import BatonError, DeadlineExceeded, Unavailable
 from baton.rpc import OpenChannel, translate
 
 _METHOD = "/grpc.health.v1.Health/Check"
+# A router's other ports have that service too, but not this one.
+_PUBLIC_METHOD = "/baton.v1.InferenceService/ListModels"
 # HealthCheckRequest{}: the server as a whole. HealthCheckResponse{status: SERVING}: field 1, value 1.
 _WHOLE_SERVER = b""
 _SERVING = b"\x08\x01"
@@ -29,9 +31,21 @@ async def is_ready(address: str, opener: OpenChannel, *, timeout_s: float = CALL
         check: Any = channel.unary_unary(_METHOD)
         try:
             answer: bytes = await check(_WHOLE_SERVER, timeout=timeout_s)
+            if answer == _SERVING:
+                await _check_public(channel, timeout_s)
         except grpc.aio.AioRpcError as error:
             raise _explained(translate(error), address) from None
     return answer == _SERVING
+
+
+async def _check_public(channel: grpc.aio.Channel, timeout_s: float) -> None:
+    """Raises the error of a port that does not serve clients; any other answer will do, also a refusal."""
+    ask: Any = channel.unary_unary(_PUBLIC_METHOD)
+    try:
+        await ask(b"", timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise
 
 
 async def wait_ready(

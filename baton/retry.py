@@ -22,15 +22,15 @@ class Retry:
     """How long and how often a client asks again; for the first token and for what follows alike.
 
     total_s: longest time from a failure to the next token, in seconds, whatever fails in between; it begins
-        anew where a router leaves as planned that had accepted the request.
+        anew where a router leaves as planned that had accepted the request. 0 never asks again.
     max_attempts: most calls without a new token between them; 1 never asks again; None sets no bound
         beside total_s.
     initial_s: longest pause before the first further call, in seconds; it doubles with each.
     max_s: what it doubles up to, in seconds.
 
     A pause is drawn from 0 to the longest (full jitter), because all clients of a router lose it at the
-    same moment. What a full router asks for (retry_after_s) is added; an error that asks for more than
-    is left of total_s is raised at once.
+    same moment, and ends within total_s. What a full router asks for (retry_after_s) is added; an error that
+    asks for more than is left of total_s is raised at once.
 
     Raises ConfigError, naming the field, for a value out of range.
 
@@ -56,6 +56,11 @@ class Retry:
                 f"max_attempts of retry is {attempts!r}; it must be a whole number from 1, or None",
                 field="max_attempts",
             )
+
+    @property
+    def is_once(self) -> bool:
+        """Whether nothing is ever asked again."""
+        return self.max_attempts == 1 or self.total_s == 0
 
 
 DEFAULT_RETRY: Final = Retry()
@@ -113,11 +118,12 @@ class Tries:
         self._failed_at = now if self._failed_at is None else self._failed_at
         # A router without workers has just begun, and is soon asked again; a full one says how long it takes.
         wait_s = (failure.retry_after_s or 0.0) if isinstance(failure, Overloaded) else 0.0
-        is_late = now + wait_s - self._failed_at > retry.total_s
+        left_s = retry.total_s - (now - self._failed_at) - wait_s
+        is_late = left_s < 0
         is_spent = retry.max_attempts is not None and self._num_calls >= retry.max_attempts
-        if not is_worth_it or is_late or is_spent:
+        if not is_worth_it or is_late or is_spent or retry.is_once:
             return None
-        pause_s = wait_s + self._rng.uniform(0, self._longest_pause_s)
+        pause_s = wait_s + self._rng.uniform(0, min(self._longest_pause_s, left_s))
         self._num_calls += 1
         self._longest_pause_s = min(2 * self._longest_pause_s, max(retry.initial_s, retry.max_s))
         return pause_s

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 import grpc.aio
 
 from baton.api_keys import ApiKey, KeySource
-from baton.errors import BatonError, ConfigError, Unavailable
+from baton.errors import BatonError, Cancelled, ConfigError, Unavailable
 from baton.rpc import OpenChannel, open_router_channel, translate
 from baton.v1.inference_service_pb2 import ListModelsRequest
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub
@@ -24,6 +26,8 @@ REASON_S = 0.5
 
 class Routers:
     """Channels to routers of one cluster, opened when they are used; `await Routers.connect()` opens one now.
+
+    After close() a call raises Cancelled; in a process forked off the one that made them, RuntimeError.
 
     api_key: who is calling; a function is asked before each call.
     """
@@ -41,6 +45,8 @@ class Routers:
         self._api_key = api_key
         self._index = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._is_closed = False
+        self._process_id = os.getpid()
 
     @classmethod
     async def connect(
@@ -55,14 +61,16 @@ class Routers:
         await routers.find(timeout_s)
         return routers
 
-    async def find(self, timeout_s: float) -> None:
+    async def find(self, timeout_s: float | None, *, max_rounds: int | None = None) -> None:
         """Makes the first router current that answers.
 
-        Raises Unavailable if none does in timeout_s seconds; then, and if it is cancelled, all is closed.
+        timeout_s: in seconds; None for no limit.  max_rounds: how often each is tried; None for no limit.
+
+        Raises Unavailable if none does within these; then, and if it is cancelled, all is closed.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                await self._find()
+                await self._find(max_rounds)
         except TimeoutError:
             reason = await self._reason()
             await self.close()
@@ -103,21 +111,29 @@ class Routers:
         return self._targets[self._index]
 
     async def close(self) -> None:
-        """Ends all calls and connections."""
+        """Ends all calls and connections, for good."""
+        self._is_closed = True
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
 
     @property
     def _channel(self) -> grpc.aio.Channel:
+        refuse_fork(self._process_id)
+        if self._is_closed:
+            raise Cancelled("the client is closed")
         if self.target not in self._channels:
             self._channels[self.target] = self._opener(self.target)
         return self._channels[self.target]
 
-    async def _find(self) -> None:
-        """Makes the first target current that connects; they are tried in turn until one does."""
-        while not await _connects(self._channel):
+    async def _find(self, max_rounds: int | None) -> None:
+        """Makes the first target current that connects; TimeoutError if none did in so many rounds."""
+        for number in itertools.count(1):
+            if await _connects(self._channel):
+                return
             self.lose(self.target)
+            if max_rounds is not None and number == max_rounds * len(self._targets):
+                raise TimeoutError
 
     async def _reason(self) -> BatonError | None:
         """What gRPC has to say of a router that does not answer; None if nothing."""
@@ -128,6 +144,12 @@ class Routers:
             failure = translate(error)
             return failure if isinstance(failure, Unavailable) else None
         return None
+
+
+def refuse_fork(process_id: int) -> None:
+    """Raises RuntimeError in another process than that one: threads and connections stay behind in a fork."""
+    if os.getpid() != process_id:
+        raise RuntimeError("a client does not survive a fork; connect in the child")
 
 
 async def _connects(channel: grpc.aio.Channel) -> bool:

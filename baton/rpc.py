@@ -109,6 +109,8 @@ _BY_STATUS: Final[Mapping[grpc.StatusCode, type[BatonError]]] = MappingProxyType
     }
 )
 
+# In the words of each way to use several addresses.
+_NOBODY_THERE: Final = "(failed to connect to all addresses|connections to all backends failing)"
 # What gRPC says when two ends do not agree on TLS, the setting at fault, and what to say of it.
 # A server that refuses a certificate hangs up; its own log has the reason, the client cannot know it.
 _TLS_FAILURES: Final[tuple[tuple[str, str, str], ...]] = (
@@ -124,9 +126,7 @@ _TLS_FAILURES: Final[tuple[tuple[str, str, str], ...]] = (
         "it speaks plain text, this side TLS; set TLS at both ends or at none",
     ),
     (
-        # In the words of each way to use several addresses.
-        "(failed to connect to all addresses|connections to all backends failing); "
-        "last error: UNAVAILABLE: .*Socket closed",
+        f"{_NOBODY_THERE}; last error: UNAVAILABLE: .*Socket closed",
         "tls_cert",
         "the connection was closed before a word was said; a port with TLS does so to a peer without it, or "
         "without a certificate that it trusts",
@@ -221,6 +221,8 @@ def _in_our_words(code: grpc.StatusCode, details: str) -> tuple[str, str]:
     for pattern, field, words in _TLS_FAILURES:
         if re.search(pattern, details):
             return f"{words} ({details})", field
+    if code is grpc.StatusCode.UNAVAILABLE and re.match(_NOBODY_THERE, details):
+        return f"nothing answers at its address; is it running? ({details})", ""
     return details, ""
 
 

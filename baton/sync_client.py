@@ -29,6 +29,7 @@ from baton.client_tls import TlsConfig
 from baton.errors import Cancelled
 from baton.generation import Generation as AsyncGeneration
 from baton.retry import DEFAULT_RETRY, Retry
+from baton.routers import refuse_fork
 from baton.structured import SchemaT
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ class Client:
     """A connection to the routers of one cluster. Made by `Client.connect(target)`; threads may share it."""
 
     def __init__(self) -> None:
+        self._process_id = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="baton-client", daemon=True)
         self._thread.start()
@@ -132,7 +134,12 @@ class Client:
         return self._run(self._connected.list_models(timeout_s=timeout_s))
 
     def close(self) -> None:
-        """Ends all calls, whichever thread waits for them, the connection and the thread; idempotent."""
+        """Ends all calls, whichever thread waits for them, the connection and the thread; idempotent.
+
+        A fork of the process that connected has nothing to close.
+        """
+        if os.getpid() != self._process_id:
+            return
         with self._lock:
             if self._is_closed:
                 return
@@ -157,6 +164,12 @@ class Client:
         return self._client
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            # Before the lock, which a thread may have held that is not here any more.
+            refuse_fork(self._process_id)
+        except RuntimeError:
+            work.close()
+            raise
         with self._lock:
             if self._is_closed:
                 work.close()
@@ -183,7 +196,10 @@ class Client:
 
 
 class Generation:
-    """The answers to one prompt as they arrive; iterate once. cancel() may come from another thread."""
+    """The answers to one prompt as they arrive, kept as by the asynchronous one.
+
+    cancel() may come from another thread.
+    """
 
     def __init__(self, run: Callable[[Coroutine[Any, Any, Any]], Any], generation: AsyncGeneration) -> None:
         self._run = run
@@ -209,17 +225,24 @@ class Generation:
 
     def __iter__(self) -> Iterator[Chunk]:
         """The chunks; leaving the loop early cancels the generation. Raises as the asynchronous one."""
-        chunks = aiter(self._generation)
+        chunks = self._generation.__aiter__()
         end = object()
 
         async def step() -> Any:
             return await anext(chunks, end)
 
+        async def leave() -> None:
+            # Ends the generation, unless it is another's to read. A step that an interrupt left ends it too.
+            with suppress(RuntimeError):
+                await chunks.aclose()
+
         try:
             while (chunk := self._run(step())) is not end:
                 yield chunk
         finally:
-            self.cancel()
+            # A client that is closed has ended its generations.
+            with suppress(Cancelled):
+                self._run(leave())
 
     def text(self) -> str:
         """The text of the first answer, once all are there; raises as the iteration does."""
@@ -227,8 +250,11 @@ class Generation:
 
     def answers(self) -> list[Answer]:
         """The whole answers by index, once all are there; raises as the iteration does."""
-        chunks = list(self)
-        return [Answer.join(choice, chunks) for choice in self.summary.choices]
+        return self.known_answers() or self._run(self._generation.answers())
+
+    def known_answers(self) -> list[Answer]:
+        """The whole answers by index, if all are there already; otherwise an empty list."""
+        return self._generation.known_answers()
 
     def cancel(self) -> None:
         """Ends the generation everywhere; idempotent, harmless after the end, also from another thread."""

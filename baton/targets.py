@@ -16,8 +16,10 @@ _SCHEMES: Final = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:")
 _HOST: Final = re.compile(r"[^\s:/\[\]]+|\[[0-9A-Fa-f:.%\w]+\]")
 
 
-def check_target(target: str) -> str:
-    """The address, host:port or one of gRPC's own names; raises ConfigError, naming it, for anything else.
+def check_target(target: str, name: str = "target") -> str:
+    """The address, host:port or one of gRPC's own names; raises ConfigError for anything else.
+
+    name: of the setting, for the message.
 
     >>> check_target("router.example.com:50051")
     'router.example.com:50051'
@@ -26,15 +28,15 @@ def check_target(target: str) -> str:
     baton.errors.ConfigError: target is 'router.example.com', which has no port; write host:port
     """
     if not isinstance(target, str):
-        raise ConfigError(f"target is {target!r}, which is not text; write host:port", field="target")
+        raise ConfigError(f"{name} is {target!r}, which is not text; write host:port", field=name)
     if target.startswith(_SCHEMES):
         return target
     host, _, port = target.rpartition(":")
     if _HOST.fullmatch(target):
-        raise ConfigError(f"target is {target!r}, which has no port; write host:port", field="target")
+        raise ConfigError(f"{name} is {target!r}, which has no port; write host:port", field=name)
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= 65535
     if not (is_port and _HOST.fullmatch(host)):
-        raise ConfigError(f"target is {target!r}, which is not host:port", field="target")
+        raise ConfigError(f"{name} is {target!r}, which is not host:port", field=name)
     return target
 
 

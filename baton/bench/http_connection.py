@@ -18,6 +18,8 @@ from baton.errors import InternalError, Unavailable
 
 # Of one line of a response: an event with one token's text is far below.
 _LINE_LIMIT = 1 << 20
+# A number that is none, a negative length, a line without an end.
+_NOT_HTTP = (ValueError, asyncio.LimitOverrunError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +75,15 @@ class HttpConnection:
             streams = await asyncio.open_connection(
                 endpoint.host, endpoint.port, ssl=context if endpoint.is_tls else None, limit=_LINE_LIMIT
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise Unavailable(f"no HTTP server answers at {endpoint.authority}: {error}") from None
         return cls(endpoint, *streams)
 
     async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> None:
-        """Sends a request and reads the head of its response; raises Unavailable if the server hangs up."""
+        """Sends a request and reads the head of its response.
+
+        Raises Unavailable if the server hangs up, InternalError if what it sends is no response.
+        """
         fields = {"Host": self._endpoint.authority, "Content-Length": str(len(body)), **headers}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self.is_reusable = False
@@ -90,13 +95,15 @@ class HttpConnection:
             await self._read_head()
         except (OSError, asyncio.IncompleteReadError) as error:
             raise Unavailable(f"{self._endpoint.authority} closed the connection: {error}") from None
+        except _NOT_HTTP as error:
+            raise self._no_http(error) from None
 
     async def body(self) -> bytes:
         """The whole body."""
         return b"".join([piece async for piece in self.pieces()])
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body, as it arrives; raises Unavailable if it breaks off."""
+        """The body, as it arrives; raises Unavailable if it breaks off, InternalError if it is none."""
         try:
             if self._fields.get("transfer-encoding", "").lower() == "chunked":
                 async for piece in self._chunks():
@@ -109,6 +116,8 @@ class HttpConnection:
                 return
         except (OSError, asyncio.IncompleteReadError):
             raise Unavailable(f"{self._endpoint.authority} broke the response off") from None
+        except _NOT_HTTP as error:
+            raise self._no_http(error) from None
         self.is_reusable = self._fields.get("connection", "").lower() != "close"
 
     @property
@@ -123,8 +132,8 @@ class HttpConnection:
     async def _read_head(self) -> None:
         status_line = await self._line()
         parts = status_line.split(" ", 2)
-        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
-            raise InternalError(f"{self._endpoint.authority} does not speak HTTP/1.1")
+        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdecimal():
+            raise ValueError(f"the first line is {status_line[:40]!r}")
         self.status = int(parts[1])
         self._fields = {}
         while line := await self._line():
@@ -132,12 +141,16 @@ class HttpConnection:
             self._fields[name.strip().lower()] = value.strip()
 
     async def _chunks(self) -> AsyncIterator[bytes]:
+        # A negative size is refused by whoever reads so many bytes.
         while size := int((await self._line()).partition(";")[0], 16):
             yield await self._reader.readexactly(size)
             await self._reader.readexactly(2)
         # Trailers, if any, and the empty line.
         while await self._line():
             pass
+
+    def _no_http(self, error: Exception) -> InternalError:
+        return InternalError(f"{self._endpoint.authority} does not speak HTTP/1.1: {error}")
 
     async def _line(self) -> str:
         return (await self._reader.readuntil(b"\n")).decode("latin-1").rstrip("\r\n")

@@ -27,7 +27,7 @@ _BY_STATUS: dict[int, type[BatonError]] = {
     503: Unavailable,
     504: DeadlineExceeded,
 }
-_DONE = "[DONE]"
+_DONE = b"[DONE]"
 
 
 class HttpTarget:
@@ -56,10 +56,11 @@ class HttpTarget:
             found = _read_json(await connection.body())
             if connection.status != 200:
                 raise _error(connection.status, found)
-        models = found.get("data") if isinstance(found, dict) else None
-        if not models:
-            raise InternalError(f"{self._endpoint.authority} lists no model")
-        self.model = str(models[0]["id"])
+        match found:
+            case {"data": [{"id": str(name)}, *_]}:
+                self.model = name
+            case _:
+                raise InternalError(f"{self._endpoint.authority} lists no model")
         return self.model
 
     async def answer(self, request: Planned, timeout_s: float) -> AsyncGenerator[int, None]:
@@ -74,7 +75,7 @@ class HttpTarget:
             async for event in _events(connection.pieces()):
                 if "error" in event:
                     raise _error(500, event)
-                count = _count(event, num_tokens)
+                count = _count(event, num_tokens, request.max_tokens)
                 if count > num_tokens:
                     yield count - num_tokens
                     num_tokens = count
@@ -134,25 +135,31 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]
     async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
-            name, _, value = line.decode("utf-8").rstrip("\r").partition(":")
-            if name == "data" and value.strip() != _DONE:
-                event = _read_json(value.encode())
-                if isinstance(event, dict):
-                    yield event
+            name, _, value = line.partition(b":")
+            if name == b"data" and value.strip() not in (b"", _DONE):
+                event = _read_json(value)
+                if not isinstance(event, dict):
+                    raise InternalError(f"an event of the stream is no JSON object: {event!r:.200}")
+                yield event
 
 
-def _count(event: Mapping[str, Any], so_far: int) -> int:
+def _count(event: Mapping[str, Any], so_far: int, longest: int) -> int:
     """Tokens of the answer up to this event: by its usage, else one more if it brings text."""
     usage = event.get("usage")
-    if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
-        return int(usage["completion_tokens"])
-    return so_far + any(choice.get("text") for choice in event.get("choices") or ())
+    if isinstance(usage, dict) and isinstance(count := usage.get("completion_tokens"), int):
+        if count > longest:
+            raise InternalError(f"the usage of an event is {count} tokens where {longest} were asked for")
+        return count
+    choices = event.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise InternalError(f"the choices of an event are no list of objects: {choices!r:.200}")
+    return so_far + any(choice.get("text") for choice in choices)
 
 
 def _read_json(text: bytes) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text.decode("utf-8", "replace")[:200]
 
 

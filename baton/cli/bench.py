@@ -29,6 +29,7 @@ _PROGRESS_S = 0.5
 
 
 def bench(
+    context: typer.Context,
     *,
     door: opt.Door = "grpc",
     address: Address = DEFAULT_ADDRESS,
@@ -36,7 +37,7 @@ def bench(
     tls_ca: TlsCa = None,
     api_key_file: ApiKeyFile = None,
     insecure_key: InsecureKey = False,
-    concurrency: opt.Concurrency = 8,
+    concurrency: opt.Concurrency = opt.NUM_CALLERS,
     rate: opt.Rate = None,
     trace: opt.Trace = None,
     speed: opt.Speed = 1.0,
@@ -61,11 +62,15 @@ def bench(
     their length. docs/cli.md says what each figure means. Ctrl-C reports what there is. Exit code 1: no
     request was answered; 3: nothing answers at the address.
     """
-    given = dict(locals())
+    given = {name: value for name, value in locals().items() if name != "context"}
+    opt.refuse_unused(context.get_parameter_source, given)
     if plot is not None and not can_draw():
         hint = "matplotlib draws it, and is missing: pip install matplotlib"
         raise typer.BadParameter(hint, param_hint="'--plot'")
     plan = opt.read_plan(given)
+    for flag, file in (("--json", json_file), ("--plot", plot)):
+        if file is not None and file != "-":
+            opt.parsed(opt.check_writable, Path(file), flag)
     chosen = Door(
         name=door,
         where=address if door == "grpc" else url,

@@ -22,6 +22,8 @@ _LOAD = "Load"
 _PROMPTS = "Prompts"
 _RESULT = "Results"
 NUM_REQUESTS = 100
+# Of a warm-up too, which is a closed loop whatever the load.
+NUM_CALLERS = 8
 
 Door = Annotated[Literal["grpc", "http"], typer.Option(help="Which of the router's doors.")]
 Url = Annotated[
@@ -102,6 +104,37 @@ PlotFile = Annotated[
 ]
 
 
+def refuse_unused(source: Callable[[str], Any], given: dict[str, Any]) -> None:
+    """Raises typer.BadParameter for an option of the other door, or of the other kind of load.
+
+    source: where an option's value comes from; variables may be set for all commands, and are no request.
+    """
+    is_open = given["rate"] is not None or given["trace"] is not None
+    unused = {
+        "url": "is for --door http" if given["door"] == "grpc" else "",
+        "address": "is for --door grpc; --door http takes --url" if given["door"] == "http" else "",
+        "concurrency": "is for a closed loop, not for --rate or --trace" if is_open else "",
+        "speed": "" if given["trace"] is not None else "is for --trace",
+        "max_in_flight": "" if is_open else "is for --rate and --trace",
+        "details": "" if given["json_file"] is not None else "is for --json",
+    }
+    for name, why in unused.items():
+        found = source(name)
+        if why and found is not None and found.name == "COMMANDLINE":
+            raise typer.BadParameter(why, param_hint=f"'--{name.replace('_', '-')}'")
+    if is_open:
+        given["concurrency"] = None
+
+
+def check_writable(path: Path) -> None:
+    """Raises OSError if a file cannot be written there; leaves what is there as it is."""
+    is_new = not path.exists()
+    with path.open("ab"):
+        pass
+    if is_new:
+        path.unlink()
+
+
 def read_plan(given: dict[str, Any]) -> Plan:
     """The plan that the options ask for, by their names; typer.BadParameter for what cannot be read."""
     if given["rate"] is not None and given["trace"] is not None:
@@ -112,7 +145,7 @@ def read_plan(given: dict[str, Any]) -> Plan:
         num_requests = NUM_REQUESTS
     return Plan(
         prompts=_prompts(given),
-        concurrency=given["concurrency"],
+        concurrency=given["concurrency"] or NUM_CALLERS,
         rate=given["rate"],
         trace=trace,
         speed=given["speed"],

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from baton.cli import worker_words
 from baton.cli.confirm import confirm, must_ask
+from baton.cli.exit_codes import EXIT_USAGE
 from baton.cli.fleet_wait import wait_for
 from baton.cli.options import DEFAULT_CONTROL, AsJson, ControlAddress, NoWait, Yes, with_tls
 from baton.cli.worker_words import count, duration, role_name, state_name
@@ -71,13 +72,16 @@ async def _drain(
     async with connect() as control:
         if must_ask(yes=yes):
             planned = await control.drain(request.name, dry_run=True, force=request.force)
-            for line in described(planned, dry_run=False):
+            for line in described(planned):
                 typer.echo(line, err=True)
             confirm(f"Drain {request.name}?", yes=yes)
         response = await control.drain(request.name, dry_run=request.dry_run, force=request.force)
         if not as_json:
-            for line in described(response, dry_run=request.dry_run):
+            for line in described(response):
                 typer.echo(line)
+            if request.dry_run:
+                need = "; it would need --force" if _needs_force(request, response) else ""
+                typer.echo(f"nothing was done{need}")
         if wait:
             limit_s = response.grace_ms / 1000 + _EXTRA_S if timeout_s is None else timeout_s
             still_open = partial(still_there, response.worker)
@@ -86,6 +90,9 @@ async def _drain(
         typer.echo(json.dumps(as_dict(response)))
     elif wait:
         typer.echo(f"{request.name} is gone")
+    if request.dry_run and _needs_force(request, response):
+        # As the drain itself would end.
+        raise typer.Exit(EXIT_USAGE)
 
 
 def as_dict(response: DrainResponse) -> dict[str, Any]:
@@ -97,7 +104,12 @@ def as_dict(response: DrainResponse) -> dict[str, Any]:
     }
 
 
-def described(response: DrainResponse, *, dry_run: bool) -> Iterator[str]:
+def _needs_force(request: DrainRequest, response: DrainResponse) -> bool:
+    is_of_no_use = response.worker.state == pool_service_pb2.POOL_WORKER_STATE_FAILED
+    return not (request.force or response.num_others or is_of_no_use)
+
+
+def described(response: DrainResponse) -> Iterator[str]:
     """What the worker holds, who is left, and how long it may take."""
     worker = response.worker
     process = f"process {worker.pid} on {worker.node}" if worker.pid else "no process"
@@ -108,9 +120,6 @@ def described(response: DrainResponse, *, dry_run: bool) -> Iterator[str]:
     )
     others = count(response.num_others, f"other {role_name(worker.role)} worker")
     yield f"{others} serving; it is gone within {duration(response.grace_ms)} at most"
-    if dry_run:
-        need = "" if response.num_others else "; it would need --force"
-        yield f"nothing was done{need}"
 
 
 def still_there(drained: PoolWorker, workers: Sequence[PoolWorker]) -> list[PoolWorker]:

@@ -1,7 +1,7 @@
 """The exit codes of `baton`, all of them, and which error has which.
 
-docs/cli.md has the same table. Who has to act: 2 is for the one who typed the command, 3 and 4 for whoever
-runs the cluster, 1 for whoever reads the message.
+docs/cli.md has the same table. Who has to act: 2 and 5 are for the one who typed the command, 3 and 4 for
+whoever runs the cluster, 1 for whoever reads the message.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ from baton.errors import (
     ConfigError,
     IncompatiblePeer,
     InvalidRequest,
+    ModelError,
     Unauthenticated,
     Unavailable,
 )
+from baton.exit_status import FAILED, UNUSABLE_MODEL, WRONG_SETTING
 
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
+EXIT_FAILED: Final = FAILED
+EXIT_USAGE: Final = WRONG_SETTING
 EXIT_UNREACHABLE: Final = 3
 EXIT_NOT_READY: Final = 4
+EXIT_MODEL: Final = UNUSABLE_MODEL
 EXIT_INTERRUPTED: Final = 130
 
 EXIT_CODES: Final[dict[int, str]] = {
     0: "done",
-    EXIT_FAILED: "failed, or the model cannot be used",
+    EXIT_FAILED: "failed",
     EXIT_USAGE: "wrong usage or setting",
     EXIT_UNREACHABLE: "nothing answers",
     EXIT_NOT_READY: "not ready yet",
+    EXIT_MODEL: "the model cannot be used",
     EXIT_INTERRUPTED: "interrupted",
 }
 
@@ -42,6 +46,8 @@ def exit_code(error: BatonError) -> int:
     """Exit code of an error: who has to act, the user, the network or us."""
     if isinstance(error, _NOBODY_THERE):
         return EXIT_UNREACHABLE
+    if isinstance(error, ModelError):
+        return EXIT_MODEL
     return EXIT_USAGE if isinstance(error, _FOR_THE_USER) else EXIT_FAILED
 
 

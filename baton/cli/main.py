@@ -93,6 +93,13 @@ def main() -> None:
             raise
         sys.stderr.write(f"error: {error.name} is missing; install {_DISTRIBUTION}[all] for this command\n")
         sys.exit(EXIT_FAILED)
+    except OSError as error:
+        if given.debug:
+            raise
+        # Of a file or a pipe, as a full disk is; what a peer does is an error of Baton's own.
+        place = f": {error.filename}" if error.filename else ""
+        sys.stderr.write(f"error: {error.strerror or error}{place}\n")
+        sys.exit(EXIT_FAILED)
     except Exception as error:
         if given.debug:
             raise

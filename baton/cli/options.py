@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, get_type_hints
@@ -13,21 +12,17 @@ from typing import Annotated, get_type_hints
 import typer
 
 from baton.cluster.defaults import DEFAULT_ADMIN_ADDRESS, DEFAULT_CONTROL_ADDRESS
+from baton.errors import ConfigError
+from baton.targets import check_target
 from baton.tls import TlsFiles
-
-_HOST = re.compile(r"[^\s:/\[\]]+|\[[0-9A-Fa-f:.%\w]+\]")
-_GRPC_SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:")
 
 
 def check_address(address: str) -> str:
     """The address, host:port or one of gRPC's own names; raises typer.BadParameter for another text."""
-    if not address.startswith(_GRPC_SCHEMES):
-        host, _, port = address.rpartition(":")
-        is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= 65535
-        # An IPv6 address has colons of its own and stands in brackets.
-        if not (is_port and _HOST.fullmatch(host)):
-            raise typer.BadParameter(f"{address!r} is not host:port")
-    return address
+    try:
+        return check_target(address, "address")
+    except ConfigError as error:
+        raise typer.BadParameter(error.message) from None
 
 
 Address = Annotated[
@@ -109,7 +104,7 @@ TlsServerName = Annotated[
 ]
 
 # A person waits for this; the SDK's own default suits a program that starts beside its router.
-CONNECT_S = 5.0
+CONNECT_S = 2.0
 DEFAULT_ADMIN = DEFAULT_ADMIN_ADDRESS
 DEFAULT_CONTROL = DEFAULT_CONTROL_ADDRESS
 

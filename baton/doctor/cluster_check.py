@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from baton.client import AsyncClient
 from baton.cluster.status import fetch_status
 from baton.doctor.check import Check, ok, problem, warning
-from baton.errors import BatonError, Unavailable
+from baton.errors import BatonError, Unauthenticated, Unavailable
 from baton.model_shelf import pulled_models
 from baton.models import ModelDir
 from baton.readiness import is_ready
@@ -90,6 +90,8 @@ async def public_port(address: str, opener: OpenChannel, client: AsyncClient) ->
         else:
             yield warning("public port", f"{address} does not take requests yet", "baton ready --wait 60")
         yield await _weights(client)
+    except Unauthenticated as error:
+        yield warning("public port", error.message, "give an API key with BATON_API_KEY")
     except BatonError as error:
         yield warning("public port", error.message, "name it with BATON_ADDRESS")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,9 +72,35 @@ def _listening_inodes(port: int) -> set[str]:
 
 
 def _command_line(folder: Path) -> str:
-    words = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-    # Further words may be anything, secrets among them.
-    return " ".join(words[:3]).strip()
+    return shown_words((folder / "cmdline").read_bytes())
+
+
+def shown_words(command_line: bytes) -> str:
+    """Which program runs, of a command line as /proc has it: of a Python process, its module or script too.
+
+    Nothing else: further words may be anything, secrets among them.
+    """
+    program, *words = command_line.decode("utf-8", "replace").split("\0")
+    # A process that has given itself a title has all of its words in the first one.
+    program = program.partition(" ")[0]
+    if not Path(program).name.startswith("python"):
+        return program
+    return " ".join([program, *_what_python_runs(words)])
+
+
+def _what_python_runs(words: Sequence[str]) -> list[str]:
+    """The words that name its module or script; none for code, or an interpreter that asks."""
+    rest = iter(words)
+    for word in rest:
+        if word in ("-X", "-W"):
+            next(rest, None)
+        elif word == "-m":
+            return [word, next(rest, "")]
+        elif word.startswith("-c"):
+            return []
+        elif not word.startswith("-"):
+            return [word] if word else []
+    return []
 
 
 def _is_ours(command_line: str) -> bool:

@@ -7,7 +7,8 @@ answered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
@@ -17,7 +18,9 @@ from baton.errors import BatonError, ConfigError
 # Routers tell windows of rate limits by their clocks, and people compare logs.
 SKEW_S = 1.0
 _PATIENCE_S = 3.0
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _NAME = "redis server"
+_WRONG_URL = "correct redis_url (BATON_CLUSTER_REDIS_URL)"
 _REMEDY = "start it, or correct redis_url (BATON_CLUSTER_REDIS_URL)"
 
 
@@ -33,7 +36,7 @@ async def checks(url: str, wall: Callable[[], float]) -> AsyncIterator[Check]:
         yield await _asked(url)
         yield await _clock(url, wall)
     except ConfigError as error:
-        yield problem(_NAME, error.message, "correct redis_url (BATON_CLUSTER_REDIS_URL)")
+        yield problem(_NAME, error.message, _WRONG_URL)
     except BatonError as error:
         yield problem(_NAME, error.message, _REMEDY)
 
@@ -52,19 +55,34 @@ def embedded() -> Check:
 
 async def bare(url: str) -> Check:
     """Whether something there speaks Redis' language."""
-    parts = urlsplit(url)
-    host, port = parts.hostname or "127.0.0.1", parts.port or 6379
+    try:
+        place, opened = _dialled(url)
+    except ValueError:
+        # The parser's own message may quote a part of the password.
+        return problem(_NAME, "the Redis URL cannot be used", _WRONG_URL)
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await opened()
             writer.write(b"PING\r\n")
             answer = await reader.readline()
             writer.close()
     except (OSError, TimeoutError) as error:
-        return problem(_NAME, f"nothing answers at {host}:{port} ({error or 'no answer'})", _REMEDY)
+        return problem(_NAME, f"nothing answers at {place} ({error or 'no answer'})", _REMEDY)
     if not answer.startswith((b"+PONG", b"-NOAUTH")):
-        return problem(_NAME, f"{host}:{port} is no Redis", _REMEDY)
-    return ok(_NAME, f"answers at {host}:{port}; the package redis is missing, so no password was tried")
+        return problem(_NAME, f"{place} is no Redis", _REMEDY)
+    return ok(_NAME, f"answers at {place}; the package redis is missing, so no password was tried")
+
+
+def _dialled(url: str) -> tuple[str, Callable[[], Awaitable[_Streams]]]:
+    """Where a URL leads, in words without its password, and how it is dialled; ValueError for no such URL."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix" and parts.path:
+        return f"unix:{parts.path}", partial(asyncio.open_unix_connection, parts.path)
+    if parts.scheme not in ("redis", "rediss"):
+        raise ValueError
+    host, port = parts.hostname or "127.0.0.1", parts.port or 6379
+    tls = parts.scheme == "rediss" or None
+    return f"{host}:{port}", partial(asyncio.open_connection, host, port, ssl=tls)
 
 
 async def _asked(url: str) -> Check:
@@ -72,7 +90,7 @@ async def _asked(url: str) -> Check:
 
     async with open_redis(url) as redis:
         found = await asking(redis, redis.info("server"))
-    return ok(_NAME, f"version {found['redis_version']} answers at {urlsplit(url).hostname}")
+    return ok(_NAME, f"version {found['redis_version']} answers at {_dialled(url)[0]}")
 
 
 async def _clock(url: str, wall: Callable[[], float]) -> Check:

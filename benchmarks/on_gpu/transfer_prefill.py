@@ -23,6 +23,7 @@ from engine.block_pool import BlockPool
 from engine.runner import ModelRunner
 from engine.thread import EngineThread
 from kvtransfer.contract import Committed, FirstToken, Peer, TransferTarget
+from kvtransfer.event_thread import EventThread
 from kvtransfer.sender import KvSender, KvSource, SenderConfig, Transfer, TransferOutcome
 from kvtransfer.sender_thread import SenderThread
 from kvtransfer.staged import StagedReader
@@ -37,12 +38,14 @@ class _Side:
     reader: StagedReader
     thread: SenderThread
     transport: SocketTransport
+    events: EventThread
     sender: KvSender
     vocab_size: int
 
     async def close(self) -> None:
         await self.transport.close()
         self.thread.close()
+        self.events.close()
         await self.engine.close()
 
 
@@ -77,6 +80,7 @@ class Role:
         assert isinstance(runner, ModelRunner)
         shape = runner.cache.shape
         reader, thread = device_reader(runner, frame_bytes), SenderThread()
+        events = EventThread(runner.cache.device)
         transport = SocketTransport(reader.format, thread)
         config = SenderConfig(max_frame_bytes=frame_bytes, stall_timeout_s=stall_s)
         self._side = _Side(
@@ -85,7 +89,8 @@ class Role:
             reader=reader,
             thread=thread,
             transport=transport,
-            sender=KvSender(reader, transport, config),
+            events=events,
+            sender=KvSender(reader, transport, config, events=events),
             vocab_size=runner.model.config.vocab_size,
         )
         return shape.num_blocks

@@ -93,3 +93,8 @@ def test_what_is_no_json_is_refused_by_place(given: Any, place: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         to_chat([USER], **given)
     assert error.value.field == place
+
+
+def test_developer_is_openais_newer_name_of_system() -> None:
+    (message,) = to_chat([{"role": "developer", "content": "Be brief."}]).messages
+    assert (message.role, message.content) == ("system", "Be brief.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +15,7 @@ from baton import AsyncClient, Grammar, Retry
 from baton.errors import (
     BatonError,
     Cancelled,
+    ConfigError,
     DeadlineExceeded,
     InvalidRequest,
     Overloaded,
@@ -209,7 +212,7 @@ async def test_messages_and_token_ids_reach_the_server() -> None:
         ({"prompt": "a", "text": "b"}, "text"),
         ({"prompt": "a", "max_tokens": 2**31}, "max_tokens"),
         ({"prompt": "a", "max_tokens": 1.5}, "max_tokens"),
-        ({"prompt": "a", "seed": -1}, "seed"),
+        ({"prompt": "a", "seed": -(2**63) - 1}, "seed"),
         ({"prompt": "a", "seed": 2**64}, "seed"),
         ({"prompt": "a", "temperature": "hot"}, "temperature"),
         ({"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids"),
@@ -323,3 +326,65 @@ async def test_models_are_listed() -> None:
 
 def test_every_error_of_the_sdk_has_one_base() -> None:
     assert all(issubclass(cls, BatonError) for cls in (Cancelled, DeadlineExceeded, Overloaded, Unavailable))
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 31_536_000.0], ids=["infinite", "a year"])
+async def test_the_longest_deadlines_are_no_deadline_at_once(timeout_s: float) -> None:
+    async with connected(timeout_s=timeout_s) as (scripted, client):
+        assert await client.generate("hello", timeout_s=timeout_s).text() == "one two"
+        assert [model.name for model in await client.list_models(timeout_s=timeout_s)] == ["tiny"]
+        (remaining_s,) = scripted.remaining_s
+        assert (remaining_s is None) == (timeout_s == math.inf)
+
+
+@pytest.mark.parametrize("timeout_s", [1e10, math.nan, 0, -1.0, True, "1"])
+async def test_what_is_no_timeout_is_refused_by_name(timeout_s: Any) -> None:
+    async with connected() as (scripted, client):
+        with pytest.raises(InvalidRequest, match=r"timeout_s is .* at most a year") as error:
+            client.generate("hello", timeout_s=timeout_s)
+        assert error.value.field == "timeout_s"
+        with pytest.raises(InvalidRequest, match="timeout_s is "):
+            await client.list_models(timeout_s=timeout_s)
+        with pytest.raises(ConfigError, match="timeout_s is "):
+            await AsyncClient.connect("127.0.0.1:1", timeout_s=timeout_s)
+        assert not scripted.requests
+
+
+async def test_the_timeout_of_a_function_that_gives_the_key_is_its_own() -> None:
+    def ask_the_vault() -> str:
+        raise TimeoutError("the vault is slow")
+
+    async with connected(api_key=ask_the_vault) as (_, client):
+        with pytest.raises(TimeoutError, match="the vault is slow"):
+            await client.list_models()
+
+
+async def test_a_closed_client_asks_nobody() -> None:
+    async with serving() as (scripted, server):
+        client = await AsyncClient.connect(server.address)
+        ended = client.generate("hello")
+        assert await ended.text() == "one two"
+        await client.close()
+        with pytest.raises(Cancelled, match="the client is closed"):
+            client.generate("hello")
+        with pytest.raises(Cancelled, match="the client is closed"):
+            await client.list_models()
+        assert len(scripted.requests) == 1
+        # What has come stays.
+        assert await ended.text() == "one two"
+
+
+async def test_a_request_that_is_refused_has_a_name_all_the_same() -> None:
+    async def refuse(server: Scripted, context: Any) -> None:
+        raise InvalidRequest("top_p is 7.0", field="top_p")
+
+    async with connected(refuse) as (scripted, client):
+        for given in ("", "mine"):
+            generation = client.generate("hello", request_id=given)
+            with pytest.raises(InvalidRequest) as error:
+                await generation.text()
+            assert error.value.request_id == generation.request_id == scripted.requests[-1].request_id
+        drawn, own = (request.request_id for request in scripted.requests)
+        assert re.fullmatch("req-[0-9a-f]{16}", drawn)
+        assert own == "mine"
+        assert client.generate("hello").request_id != drawn

@@ -140,7 +140,7 @@ async def test_nothing_shows_prompts_or_keys() -> None:
             assert repr(generation) == "<Generation r-1, open>"
             await generation.text()
             assert repr(generation) == "<Generation r-1, ended>"
-            assert re.fullmatch(r"<Generation without an id yet, \w+>", repr(client.generate("a secret")))
+            assert re.fullmatch(r"<Generation req-[0-9a-f]{16}, open>", repr(client.generate("a secret")))
 
 
 def test_the_package_names_what_it_offers() -> None:
@@ -160,3 +160,17 @@ async def test_a_client_spreads_its_tries_by_chance_of_its_own() -> None:
             await client.close()
     assert drawn[0] != drawn[1]
     assert isinstance(clients[0]._rng, random.Random)
+
+
+@pytest.mark.parametrize("retry", [Retry(max_attempts=1), Retry(total_s=0.0)], ids=["attempts", "time"])
+async def test_one_that_never_asks_again_does_not_wait_for_a_router(retry: Retry) -> None:
+    async with asyncio.timeout(GUARD_S / 2):
+        with pytest.raises(Unavailable, match=r"no router answers at 127\.0\.0\.1:1, 127\.0\.0\.1:2"):
+            await AsyncClient.connect(["127.0.0.1:1", "127.0.0.1:2"], timeout_s=60.0, retry=retry)
+
+
+async def test_nobody_there_is_said_in_words_of_a_lazy_client_too() -> None:
+    retry = Retry(max_attempts=1)
+    async with await AsyncClient.connect("127.0.0.1:1", lazy=True, retry=retry) as client:
+        with pytest.raises(Unavailable, match="nothing answers at its address; is it running"):
+            await client.generate("hello").text()

@@ -22,7 +22,6 @@ def built(prompt: Any = "a", messages: Any = None, token_ids: Any = None, **opti
     [
         ({"prompt": 7}, "prompt", "text"),
         ({"prompt": None, "token_ids": [-1]}, "token_ids", r"from 0 to 2\*\*32 - 1"),
-        ({"seed": -1}, "seed", r"from 0 to 2\*\*64 - 1"),
         ({"max_tokens": 2**40}, "max_tokens", r"below 2\*\*31"),
         ({"temperature": "warm"}, "temperature", "a number"),
         ({"temperature": 10**400}, "temperature", "a number"),
@@ -145,3 +144,22 @@ async def test_a_deadline_lies_ahead(timeout_s: Any) -> None:
 
 def test_the_parameters_are_there_without_torch() -> None:
     assert SamplingParams(temperature=0).max_tokens == 128
+
+
+def test_bytes_are_no_prompt() -> None:
+    prompt: Any = b"abc"
+    with pytest.raises(InvalidRequest, match="prompt cannot be sent: it must be text") as error:
+        build_request(prompt, None, None, {})
+    assert error.value.field == "prompt"
+
+
+@pytest.mark.parametrize(("seed", "sent"), [(-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1)])
+def test_a_seed_below_zero_is_its_twos_complement(seed: int, sent: int) -> None:
+    assert build_request("x", None, None, {"seed": seed}).seed == sent
+
+
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, "1"])
+def test_what_is_no_seed_is_refused(seed: Any) -> None:
+    with pytest.raises(InvalidRequest, match="seed cannot be sent") as error:
+        build_request("x", None, None, {"seed": seed})
+    assert error.value.field == "seed"

@@ -131,7 +131,10 @@ def test_chat_template_file_wins(tmp_path):
 
 
 def test_a_missing_folder_names_the_command_that_brings_it():
-    with pytest.raises(ModelError, match=r"no model folder nowhere; run: baton pull nowhere"):
+    with pytest.raises(
+        ModelError,
+        match=r"no model folder nowhere; run: baton pull NAME, where NAME is smollm2-135m-instruct",
+    ):
         ModelDir.open("nowhere")
 
 

@@ -41,7 +41,7 @@ def test_a_signal_lets_the_role_drain_and_return(number: signal.Signals) -> None
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(Unavailable("Redis is away"), 1), (ConfigError("the port is taken"), 2), (ModelError("no head"), 4)],
+    [(Unavailable("Redis is away"), 1), (ConfigError("the port is taken"), 2), (ModelError("no head"), 5)],
 )
 def test_an_error_of_ours_is_told_and_the_status_says_who_has_to_act(error: BatonError, status: int) -> None:
     async def role(stop: asyncio.Event) -> None:

@@ -59,7 +59,8 @@ def test_pauses_are_spread_from_nothing_to_the_longest() -> None:
 def test_all_tries_share_one_budget_from_the_first_failure() -> None:
     some = tries(total_s=10.0)
     assert loss(100.0, some) is not None
-    assert loss(110.0, some) is not None
+    # 0.1 s are left, and the longest pause is 0.5 s by now.
+    assert loss(109.9, some) == pytest.approx(0.1)
     assert loss(110.1, some) is None
 
 
@@ -70,6 +71,12 @@ def test_a_new_token_begins_a_new_budget() -> None:
     assert not some.is_searching
     assert loss(60.0, some, begun=True) == 0.5
     assert loss(70.1, some, begun=True) is None
+
+
+def test_a_budget_of_nothing_never_asks_again() -> None:
+    assert loss(0.0, tries(total_s=0.0)) is None
+    leaving = Draining("leaving")
+    assert tries(total_s=0.0).pause_after(leaving, 0.0, is_routers_word=True, was_accepted=True) is None
 
 
 @pytest.mark.parametrize("max_attempts", [1, 2, 3])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
 import pytest
 
-from baton import Client
+from baton import AsyncClient, Client
 from baton.errors import BatonError, Cancelled, DeadlineExceeded, InvalidRequest, Unavailable
 from tests.baton.scripted_router import (
     GUARD_S,
     Scripted,
     background,
     one_chunk_and_no_end,
+    serving,
 )
 
 
@@ -127,3 +129,27 @@ def test_a_synchronous_client_closes_once_and_leaves_no_thread() -> None:
         with pytest.raises(Unavailable):
             Client.connect("127.0.0.1:1", timeout_s=0.2)
     assert not any(thread.name == "baton-client" for thread in threading.enumerate())
+
+
+def test_a_fork_is_told_at_once_that_it_has_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Played: gRPC, whose server is in this process too, does not bear every fork."""
+    with background() as (scripted, address), Client.connect(address) as client:
+        generation = client.generate("hello")
+        with monkeypatch.context() as fork:
+            fork.setattr(os, "getpid", lambda: 1)
+            for call in (lambda: client.generate("hello"), client.list_models, generation.text):
+                with pytest.raises(RuntimeError, match="does not survive a fork; connect in the child"):
+                    call()
+            # Nothing is there to be closed.
+            client.close()
+        assert generation.text() == "one two"
+        assert len(scripted.requests) == 1
+
+
+async def test_a_fork_of_an_asynchronous_client_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as (_, server), await AsyncClient.connect(server.address) as client:
+        with monkeypatch.context() as fork:
+            fork.setattr(os, "getpid", lambda: 1)
+            with pytest.raises(RuntimeError, match="does not survive a fork; connect in the child"):
+                client.generate("hello")
+        assert await client.generate("hello").text() == "one two"

@@ -12,7 +12,7 @@ import pytest
 from baton.bench.http_connection import Endpoint
 from baton.bench.http_door import HttpTarget
 from baton.bench.outcome import Planned
-from baton.errors import BatonError, Overloaded, Unavailable
+from baton.errors import BatonError, InternalError, Overloaded, Unavailable
 
 REQUEST = Planned(at_s=0.0, token_ids=(5, 6, 7), max_tokens=3)
 Handler = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -174,3 +174,39 @@ def test_urls(url: str, expected: Endpoint) -> None:
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(ValueError, match="is no URL"):
         Endpoint.parse(url)
+
+
+MALFORMED = {
+    "a chunk size": STREAM + b"zz\r\n",
+    "a negative chunk size": STREAM + b"-5\r\n",
+    "a length": b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+    "a negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+    "a status": b"HTTP/1.1 \xb2\r\n\r\n",
+    "a line without an end": b"HTTP/1.1 200 OK\r\nx: " + b"a" * (2 << 20) + b"\r\n\r\n",
+    "characters": STREAM + chunked(b"data: \xff\n\n"),
+    "a choice": STREAM + chunked(b'data: {"choices":[1]}\n\n'),
+    "choices": STREAM + chunked(b'data: {"choices":5}\n\n'),
+    "an event": STREAM + chunked(b"data: [1]\n\n"),
+    "an event too deep": STREAM + chunked(b"data: " + b"[" * 100_000 + b"\n\n"),
+    "a usage": STREAM + chunked(event("a", 10**12)),
+}
+
+
+@pytest.mark.parametrize("response", MALFORMED.values(), ids=MALFORMED)
+async def test_what_is_malformed_fails_its_request_only(response: bytes) -> None:
+    async def handler(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(response)
+
+    async with serving(handler) as target:
+        with pytest.raises(InternalError):
+            await counts(target)
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"data": {"id": "a"}}', b'{"data": [5]}', b'{"data": [{}]}'])
+async def test_what_is_no_list_of_models_is_said(body: bytes) -> None:
+    async def handler(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    async with serving(handler) as target:
+        with pytest.raises(InternalError, match="lists no model"):
+            await target.find_model()

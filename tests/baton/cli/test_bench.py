@@ -134,3 +134,39 @@ def test_ctrl_c_reports_what_there_is(baton, router) -> None:
     assert ran.code == 130
     assert "2 of 2 requests answered" in ran.out
     assert "interrupted" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "flag", "why"),
+    [
+        (["--rate", "1", "--concurrency", "3"], "--concurrency", "is for a closed loop"),
+        (["--door", "http", "--address", "a:1"], "--address", "--door http takes --url"),
+        (["--url", "http://a:1"], "--url", "is for --door http"),
+        (["--speed", "2"], "--speed", "is for --trace"),
+        (["--max-in-flight", "2"], "--max-in-flight", "is for --rate and --trace"),
+        (["--details"], "--details", "is for --json"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(baton, options, flag, why) -> None:
+    ran = baton("bench", *options)
+    assert ran.code == 2
+    assert f"'{flag}': {why}" in ran.err or (f"'{flag}'" in ran.err and why in ran.err)
+
+
+def test_a_variable_that_would_do_nothing_is_for_other_commands(baton, router, monkeypatch) -> None:
+    monkeypatch.setenv("BATON_URL", "http://127.0.0.1:1")
+    options = ["--requests", "1", "--warm-up", "0", "--rate", "100", "--json", "-"]
+    ran = baton("bench", "--address", router.address, *THREE, *options)
+    assert ran.code == 0
+    settings = json.loads(ran.out)["settings"]
+    assert (settings["rate"], settings["concurrency"]) == (100, None)
+
+
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+def test_a_file_that_cannot_be_written_is_found_before_the_run(baton, router, tmp_path, flag) -> None:
+    if flag == "--plot":
+        pytest.importorskip("matplotlib")
+    ran = baton("bench", "--address", router.address, flag, str(tmp_path / "none" / "run.svg"))
+    assert ran.code == 2
+    assert f"'{flag}'" in ran.err
+    assert router.requests == []

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from baton.doctor import cluster_check, devices
+from baton.errors import Unauthenticated
 from baton.v1.admin_service_pb2 import GetClusterStatusResponse, PairState, WorkerStatus
 
 
@@ -83,6 +84,24 @@ def test_a_running_cluster_is_looked_at(baton, router, monkeypatch) -> None:
     assert found["fingerprints"]["state"] == "ok"
     # This router has no service of health.
     assert found["public port"]["state"] == "warning"
+
+
+class Locked:
+    """The client of somebody without a key."""
+
+    async def list_models(self, *, timeout_s: float) -> None:
+        raise Unauthenticated("this cluster wants an API key")
+
+
+async def test_a_router_that_wants_a_key_is_not_somewhere_else(monkeypatch) -> None:
+    async def takes_requests(*_given, **_more) -> bool:
+        return True
+
+    monkeypatch.setattr(cluster_check, "is_ready", takes_requests)
+    port, locked = [check async for check in cluster_check.public_port("a:1", None, Locked())]
+    assert port.state == "ok"
+    assert (locked.state, locked.found) == ("warning", "this cluster wants an API key")
+    assert locked.remedy == "give an API key with BATON_API_KEY"
 
 
 def status(*workers: WorkerStatus) -> GetClusterStatusResponse:

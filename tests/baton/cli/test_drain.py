@@ -40,12 +40,15 @@ def test_a_dry_run_only_tells(baton, control) -> None:
     control.drained = DrainResponse(worker=worker("decode-0"), grace_ms=15_000)
     control.lists = [[worker("decode-0")]]
     ran = baton("drain", "decode-0", "--dry-run", "--address", control.address)
-    assert (ran.code, ran.err) == (0, "")
+    # Exit code 2, as without --dry-run: it is the last.
+    assert (ran.code, ran.err) == (2, "")
     assert ran.out.splitlines()[1:] == [
         "0 other decode workers serving; it is gone within 15 s at most",
         "nothing was done; it would need --force",
     ]
     assert control.asked == [DrainRequest(name="decode-0", dry_run=True)]
+    forced = baton("drain", "decode-0", "--dry-run", "--force", "--address", control.address)
+    assert (forced.code, forced.out.splitlines()[-1]) == (0, "nothing was done")
 
 
 def test_force_and_no_wait_are_passed_on(baton, control) -> None:

@@ -177,7 +177,7 @@ def test_token_ids(baton, router, written) -> None:
         ([""], None, "'PROMPT': it is empty"),
         (["-"], b"", "'PROMPT': it is empty"),
         (["1 two", "--token-ids"], None, "'PROMPT': not token ids"),
-        (["x", "--seed", "-1"], None, "seed"),
+        (["x", "--seed", str(2**64)], None, "seed"),
         (["1 -2", "--token-ids"], None, "token_ids"),
         (["x", "--logit-bias", "4"], None, "ID=VALUE"),
         (["x", "--regex", "a", "--choice", "b"], None, "exclude each other"),
@@ -185,7 +185,7 @@ def test_token_ids(baton, router, written) -> None:
         (["x", "--top-logprobs", "2"], None, "'--top-logprobs': add --json"),
         (["x", "--prompt-logprobs", "0"], None, "'--prompt-logprobs': add --json"),
         (["x", "--priority", "urgent"], None, "'--priority'"),
-        (["x", "--timeout", "0"], None, "timeout_s must be a number of seconds above 0"),
+        (["x", "--timeout", "0"], None, "timeout_s is 0.0; it must be a number of seconds above 0"),
         (["x", "--lark", "/nowhere/grammar"], None, "'--lark': /nowhere/grammar cannot be read"),
     ],
     ids=[

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -37,8 +39,8 @@ def test_help_lists_the_commands(monkeypatch, capsys, arguments):
     for word in ("pull", "bench", "doctor", "--install-completion"):
         assert word in out
     codes = (
-        "Exit codes: 0 done, 1 failed, or the model cannot be used, 2 wrong usage or setting, "
-        "3 nothing answers, 4 not ready yet, 130 interrupted."
+        "Exit codes: 0 done, 1 failed, 2 wrong usage or setting, "
+        "3 nothing answers, 4 not ready yet, 5 the model cannot be used, 130 interrupted."
     )
     assert codes in " ".join(out.split())
 
@@ -83,6 +85,22 @@ def test_a_missing_extra_is_named_with_what_to_install(monkeypatch, capsys):
     assert "redis.asyncio is missing; install baton-serve[all]" in err
 
 
+def test_a_full_disk_is_said_in_its_own_words(monkeypatch, capsys):
+    class Full:
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/dev/full")
+
+        def __getattr__(self, name):
+            return getattr(sys.__stdout__, name)
+
+    monkeypatch.setattr(sys, "argv", ["baton", "models", "--json"])
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: No space left on device: /dev/full\n"
+
+
 def test_debug_shows_the_traceback(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["baton", "--debug", "pull", "no-such-model"])
     with pytest.raises(UnknownModel):
@@ -92,7 +110,7 @@ def test_debug_shows_the_traceback(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ModelError, 1),
+        (ModelError, 5),
         (InvalidRequest, 2),
         (UnknownModel, 2),
         (ConfigError, 2),

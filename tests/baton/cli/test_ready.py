@@ -6,10 +6,16 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from baton.v1.inference_service_pb2_grpc import (
+    InferenceServiceServicer,
+    add_InferenceServiceServicer_to_server,
+)
 
 
 class Health:
@@ -23,15 +29,30 @@ class Health:
         self._servicer.set("", statuses.SERVING if ready else statuses.NOT_SERVING)
 
 
-@pytest.fixture
-def port() -> Iterator[Health]:
+class Refusing(InferenceServiceServicer):
+    """A router that wants an API key, which does not matter here."""
+
+    def ListModels(self, request, context):  # noqa: N802
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "who?")
+
+
+@contextmanager
+def serving(*, is_public: bool) -> Iterator[Health]:
     server = grpc.server(ThreadPoolExecutor(max_workers=2))
     servicer = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    if is_public:
+        add_InferenceServiceServicer_to_server(Refusing(), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     yield Health(servicer, address)
     server.stop(0).wait()
+
+
+@pytest.fixture
+def port() -> Iterator[Health]:
+    with serving(is_public=True) as public:
+        yield public
 
 
 def test_ready_is_exit_code_0(baton, port) -> None:
@@ -56,6 +77,15 @@ def test_somebody_else_there_is_exit_code_3(baton, router) -> None:
     ran = baton("ready", "--address", router.address)
     assert (ran.code, ran.out) == (3, "")
     assert f"{router.address} is not a router's public port" in ran.err
+
+
+def test_another_port_of_a_router_is_exit_code_3(baton) -> None:
+    # It says of itself that it serves, which is true.
+    with serving(is_public=False) as admin:
+        admin.set(ready=True)
+        ran = baton("ready", "--address", admin.address)
+    assert (ran.code, ran.out) == (3, "")
+    assert f"{admin.address} is not a router's public port" in ran.err
 
 
 def test_json(baton, port) -> None:

@@ -130,7 +130,7 @@ def test_a_taken_port_is_refused_before_anything_starts(
 def test_a_missing_model_says_what_to_run(baton, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
     ran = baton("up", *SETTINGS)
-    assert ran.code == 1
+    assert ran.code == 5
     assert "run: baton pull smollm2-135m-instruct" in ran.err
 
 

@@ -97,7 +97,7 @@ async def test_a_failure_during_the_start_ends_it_with_the_end_of_the_log(tmp_pa
             assert "the weights are missing" in caught.value.message
 
 
-@pytest.mark.parametrize(("status", "kind"), [(2, ConfigError), (4, ModelError)])
+@pytest.mark.parametrize(("status", "kind"), [(2, ConfigError), (5, ModelError)])
 async def test_a_role_that_cannot_use_its_setting_or_model_says_so_with_its_last_words(
     tmp_path: Path, status: int, kind: type[BatonError]
 ) -> None:

@@ -53,6 +53,24 @@ def test_only_the_first_words_of_a_command_line_are_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["redis-server", "--requirepass", "hunter2"], "redis-server"),
+        (["/usr/bin/python3.11", "-u", "-X", "dev", "-m", "router", "--key", "hunter2"],
+         "/usr/bin/python3.11 -m router"),
+        (["python", "/venv/bin/baton", "up", "--redis-url", "redis://:hunter2@h"], "python /venv/bin/baton"),
+        (["python", "-c", "hunter2"], "python"),
+        (["python", "-chunter2"], "python"),
+        (["python"], "python"),
+        # A process that named itself.
+        (["ray-dashboard --password=hunter2"], "ray-dashboard"),
+    ],
+)  # fmt: skip
+def test_no_more_of_a_command_line_than_its_program_is_shown(words, shown) -> None:
+    assert ports.shown_words("\0".join([*words, ""]).encode()) == shown
+
+
+@pytest.mark.parametrize(
     ("command_line", "state"),
     [
         ("/usr/bin/python -m router", "ok"),

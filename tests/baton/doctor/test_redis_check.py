@@ -50,6 +50,35 @@ async def test_a_wrong_url_is_a_problem() -> None:
     assert (check.state, "redis_url" in check.remedy) == ("problem", True)
 
 
+@pytest.mark.parametrize("has_package", [True, False])
+@pytest.mark.parametrize("url", ["redis://:hunter2@h:notaport", "http://:hunter2@h", "redis://[hunter2"])
+async def test_a_url_that_cannot_be_read_is_a_problem_without_its_password(
+    monkeypatch, url: str, has_package: bool
+) -> None:
+    if not has_package:
+        monkeypatch.setattr(redis_check, "find_spec", lambda _name: None)
+    (check,) = await found(url)
+    assert (check.state, "redis_url" in check.remedy) == ("problem", True)
+    assert "hunter2" not in check.found
+
+
+async def test_without_the_package_a_socket_file_is_asked_where_it_is(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(redis_check, "find_spec", lambda _name: None)
+    (nobody,) = await found(f"unix://{tmp_path}/redis.sock")
+    assert nobody.state == "problem"
+    assert f"nothing answers at unix:{tmp_path}/redis.sock" in nobody.found
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.readline() == b"PING\r\n"
+        writer.write(b"+PONG\r\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(connected, tmp_path / "redis.sock")
+    (check,) = await found(f"unix://{tmp_path}/redis.sock")
+    server.close()
+    assert check.state == "ok"
+
+
 async def test_without_a_url_the_embedded_one_is_looked_for() -> None:
     (check,) = await found("")
     assert (check.state, "redis-server" in check.found) == ("ok", True)
