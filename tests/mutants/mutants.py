@@ -127,7 +127,7 @@ def lease_never_expires() -> Iterator[None]:
         yield
 
 
-@mutant("a prefill worker keeps a lease alive that no router wants any more", seed=154)
+@mutant("a prefill worker keeps a lease alive that no router wants any more", seed=156)
 def lease_renewed_by_the_sender() -> Any:
     frame = IncomingWrite.frame
 
