@@ -221,6 +221,7 @@ async def test_a_client_may_leave_before_it_is_served_or_before_its_body_is_ther
         await until(lambda: len(d.cluster.stage.queue) == 1)
         asking.cancel()
         await d.idle()
+        assert len(d.cluster.stage.queue) == 0
         link.credit = credit
         _, writer = await asyncio.open_connection("127.0.0.1", d.server.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
@@ -230,6 +231,7 @@ async def test_a_client_may_leave_before_it_is_served_or_before_its_body_is_ther
         writer.close()
         await until(lambda: d.server._doorman._num_running == 0)
         await d.idle()
+        assert (await d.complete(prompt="hello", max_tokens=2)).status_code == 200
 
 
 async def test_the_callers_deadline_ends_its_request(tmp_path: Path) -> None:
