@@ -35,8 +35,8 @@ EOS = 0
 TOKENIZER = byte_tokenizer()
 VOCAB = TOKENIZER.get_vocab_size()
 LETTERS = "abcdef"
-# Of 256 bytes a token: room for some ten of these requests, where 32 and more run.
-TIGHT_BYTES = 400 * 256
+# Of 256 bytes a token: room for some five of these requests, where 32 and more run.
+TIGHT_BYTES = 200 * 256
 # Small, so that an answer grows by several; different, so that the transfer converts.
 BLOCK_SIZES = {"BATON_PREFILL_BLOCK_SIZE": "8", "BATON_DECODE_BLOCK_SIZE": "4"}
 # Blocks kept free for the growth of answers would leave few to give way.
