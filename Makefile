@@ -11,6 +11,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check $$([ -t 2 ] || echo --qu
 # Constraints hold for what is installed, not for the isolated environments in which pip builds packages.
 INSTALL := $(PIP) install --constraint constraints.txt
 
+# Many tests wait for processes: two at a time take half as long, and more would disturb each other.
+TEST_PROCESSES ?= 2
+
 .PHONY: help install protos check test test-long demo clients clean
 
 help:
@@ -59,7 +62,7 @@ check: install
 	@$(BIN)/python -m checks.cli_docs
 
 test: install
-	@$(BIN)/python -m pytest -m "not long"
+	@$(BIN)/python -m pytest -m "not long" -n $(TEST_PROCESSES) --dist loadgroup
 
 test-long: install
 	@$(BIN)/python -m pytest -m long

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
+from baton.cluster import free_ports
 from baton.cluster.free_ports import claim
 from baton.errors import ConfigError
 
@@ -22,6 +24,27 @@ def test_a_free_port_is_returned_and_zero_becomes_one() -> None:
     port = claim(0, "port")
     assert port > 0
     assert claim(port, "port") == port
+
+
+def test_a_chosen_port_is_none_that_an_outgoing_connection_may_take() -> None:
+    for _ in range(50):
+        with socket.socket() as outgoing:
+            # What the kernel chooses by itself.
+            outgoing.bind(("127.0.0.1", 0))
+            assert claim(0, "port") < free_ports._ephemeral_start() <= outgoing.getsockname()[1]
+
+
+def test_no_port_is_chosen_twice() -> None:
+    chosen = [claim(0, "port") for _ in range(100)]
+    assert len(set(chosen)) == 100
+
+
+def test_where_all_ports_may_be_taken_by_connections_the_kernel_chooses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "range").write_text("1024\t65535\n")
+    monkeypatch.setattr(free_ports, "EPHEMERAL_PORTS", tmp_path / "range")
+    assert claim(0, "port") > 0
 
 
 def test_a_port_with_a_closed_connection_is_free() -> None:
