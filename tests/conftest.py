@@ -12,14 +12,19 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 # Clusters that many files share: each is started once, by the worker process that has all of its tests.
 SHARED_FIXTURES = ("real_cluster", "tiny_cluster")
-# Files whose tests share nothing that is dear to set up and are long: any worker process may take any of them.
-APART = ("tests/simulation/", "tests/mutants/")
+# They start as many processes as there are cores, and would do so twice.
+SIMULATIONS = ("tests/simulation/", "tests/mutants/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The suite runs in as many processes as there are cores, a file in one of them."""
+    """The suite runs in two processes, the tests of a group in one of them."""
     for item in items:
-        if item.nodeid.startswith(APART):
-            continue
-        shared = [name for name in SHARED_FIXTURES if name in getattr(item, "fixturenames", ())]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.split("::")[0]))
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+
+
+def group(item: pytest.Item) -> str:
+    """Tests that share what is dear to set up; otherwise those of a file."""
+    if item.nodeid.startswith(SIMULATIONS):
+        return "simulations"
+    shared = [name for name in SHARED_FIXTURES if name in getattr(item, "fixturenames", ())]
+    return shared[0] if shared else item.nodeid.split("::")[0]
