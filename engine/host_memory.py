@@ -26,3 +26,12 @@ def keep_freed_memory() -> bool:
     libc = ctypes.CDLL(None)
     mapped_later = any(libc.mallopt(_M_MMAP_THRESHOLD, size) == 1 for size in _MMAP_THRESHOLD_BYTES)
     return mapped_later and libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES) == 1
+
+
+def return_freed_memory() -> None:
+    """Gives the system back what is freed but lies between what is used; it takes milliseconds.
+
+    Other C libraries than glibc are left alone.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

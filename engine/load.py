@@ -14,6 +14,7 @@ from engine.cache_plan import one_block, plan_cache
 from engine.host_memory import keep_freed_memory
 from engine.kv_cache import KVCache, available_bytes
 from engine.model.loading import load_decoder
+from engine.model.packed import suits_packing
 from engine.model.pass_choice import choose_pass
 from engine.model.tattletale import TattleTaleRunner
 from engine.model.weights import Checkpoint
@@ -64,7 +65,10 @@ def load_engine(
         )
     dtype = torch_dtype(config.dtype)
     checkpoint = Checkpoint(model_dir.weights_files, device=config.device, dtype=dtype, report=progress)
-    model = load_decoder(model_config, checkpoint)
+    # Kernels and compiled layers read rows.
+    reads_rows = config.compile or config.kernels == "triton"
+    packs = not reads_rows and suits_packing(device, checkpoint.dtype)
+    model = load_decoder(model_config, checkpoint, packs=packs)
     if progress is not None:
         progress.finish(dtype=str(model.dtype).removeprefix("torch."))
     kv_dtype = torch_dtype(config.kv_dtype) or model.dtype

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from engine.model.forward_pass import DecoderWeights, ForwardPass, OnStored, StepInputs, Watch
+from engine.model.layer import Projection
+from engine.model.packed import packed
 from engine.model.plain_pass import PlainPass
 from engine.model.rope import Rope
 from engine.upload import uploaded
@@ -35,12 +36,14 @@ REFINED = 64
 class Decoder:
     """A decoder on one device. Weights never change.
 
+    packs: the head is packed for its product, beside the rows that are looked up (engine.model.packed).
     forward_pass: what computes its layers; it may be replaced between steps.
     """
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, *, packs: bool = False) -> None:
         self.config = config
         self.weights = weights
+        self._head = Projection(weight=packed(weights.head) if packs else weights.head)
         self.forward_pass: ForwardPass = PlainPass(config)
         self._ropes = [Rope(rope, config.head_dim, config.rope_steps, self.device) for rope in config.ropes]
 
@@ -93,7 +96,7 @@ class Decoder:
 
         scored_R: of each row a token whose logit is wanted in fp32 too, however unlikely it is.
         """
-        logits_RV = functional.linear(normed_RD, self.weights.head).float()
+        logits_RV = self._head(normed_RD).float()
         if self.dtype == torch.float32:
             return logits_RV
         exact_RC = logits_RV.topk(min(REFINED, logits_RV.shape[1]), sorted=False).indices

@@ -21,6 +21,7 @@ from torch.nn import functional
 from engine.model.kv_range import infinities_to_nan_
 from engine.model.layers import gated, norm_heads, rms_norm, rotated
 from engine.model.moe import Experts
+from engine.model.packed import packed_product
 
 if TYPE_CHECKING:
     from baton.model_config import ModelConfig
@@ -28,13 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """A linear layer: weight [out, in], bias [out] or None."""
+    """A linear layer: weight [out, in], perhaps packed (engine.model.packed); bias [out] or None."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x @ weight.T + bias."""
+        if self.weight.is_mkldnn:
+            return packed_product(x, self.weight, self.bias)
         return functional.linear(x, self.weight, self.bias)
 
 

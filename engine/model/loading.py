@@ -13,10 +13,12 @@ import torch
 
 from baton.architectures import ARCHITECTURES
 from baton.logs import get_logger
+from engine.host_memory import return_freed_memory
 from engine.model.decoder import Decoder
 from engine.model.forward_pass import DecoderWeights
 from engine.model.layer import LayerWeights, Mlp, Projection
 from engine.model.moe import Experts
+from engine.model.packed import packed
 from engine.model.weights import EMBEDDING, HEAD
 
 if TYPE_CHECKING:
@@ -27,11 +29,21 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-def load_decoder(config: ModelConfig, checkpoint: Checkpoint) -> Decoder:
-    """Builds the decoder; raises ModelError unless checkpoint and config agree exactly."""
+def load_decoder(config: ModelConfig, checkpoint: Checkpoint, *, packs: bool = False) -> Decoder:
+    """Builds the decoder; raises ModelError unless checkpoint and config agree exactly.
+
+    packs: weights of products are packed as soon as they are read (engine.model.packed); those of experts
+        stay as they are.
+    """
     embedding, head = _embedding_and_head(config, checkpoint)
     checkpoint.release()
-    layers = [_Layer(config, checkpoint, index).read() for index in range(config.num_layers)]
+    layers = []
+    for index in range(config.num_layers):
+        layers.append(_Layer(config, checkpoint, index, packs=packs).read())
+        checkpoint.release()
+        if packs:
+            # What is packed lies between the holes of what it was packed from.
+            return_freed_memory()
     norm = _norm(config, checkpoint, "model.norm.weight", config.hidden_size)
     # Older checkpoints store the rope frequencies.
     checkpoint.ignore(".rotary_emb.inv_freq")
@@ -39,7 +51,7 @@ def load_decoder(config: ModelConfig, checkpoint: Checkpoint) -> Decoder:
     checkpoint.check_all_read()
     scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
     weights = DecoderWeights(embedding=embedding, embedding_scale=scale, layers=layers, norm=norm, head=head)
-    return Decoder(config, weights)
+    return Decoder(config, weights, packs=packs)
 
 
 def _embedding_and_head(config: ModelConfig, checkpoint: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,9 +88,10 @@ def _norm(config: ModelConfig, checkpoint: Checkpoint, name: str, size: int) -> 
 class _Layer:
     """Reads one layer."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, index: int) -> None:
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, index: int, *, packs: bool) -> None:
         self._config = config
         self._checkpoint = checkpoint
+        self._packs = packs
         self._prefix = f"model.layers.{index}."
         self._is_moe = config.layers[index].is_moe
 
@@ -88,7 +101,7 @@ class _Layer:
         qkv = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
         # With norms on both sides, what the others call post_attention_layernorm is behind attention.
         mlp_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
-        layer = LayerWeights(
+        return LayerWeights(
             input_norm=self._norm("input_layernorm"),
             qkv=self._projection(qkv, hidden, bias=config.attention_bias),
             head_norm=self._head_norm() if config.qk_norm else None,
@@ -98,8 +111,6 @@ class _Layer:
             mlp=self._experts() if self._is_moe else self._mlp(),
             mlp_out_norm=self._norm("post_feedforward_layernorm") if config.post_norms else None,
         )
-        self._checkpoint.release()
-        return layer
 
     def _mlp(self) -> Mlp:
         hidden, inner, bias = self._config.hidden_size, self._config.intermediate_size, self._config.mlp_bias
@@ -146,6 +157,8 @@ class _Layer:
     def _projection(self, out_sizes: Mapping[str, int], in_size: int, *, bias: bool) -> Projection:
         """out_sizes: name and rows of each part, in the order they are stacked."""
         weight = self._stacked(out_sizes, "weight", in_size)
+        if self._packs:
+            weight = packed(weight)
         return Projection(weight=weight, bias=self._stacked(out_sizes, "bias") if bias else None)
 
     def _stacked(self, out_sizes: Mapping[str, int], kind: str, *inner: int) -> torch.Tensor:
