@@ -1,0 +1,303 @@
+{{- /* Names, labels, and what the pods of several roles have in common. */ -}}
+
+{{- define "baton.name" -}}
+{{ .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" }}
+{{- end -}}
+
+{{- define "baton.fullname" -}}
+{{- $name := include "baton.name" . -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{ .Values.fullnameOverride | default $full | trunc 40 | trimSuffix "-" }}
+{{- end -}}
+
+{{- /* Never what changes from version to version: selectors are for ever. And not app.kubernetes.io/name, by which
+      KubeRay finds its pods. Takes root and component. */ -}}
+{{- define "baton.selectorLabels" -}}
+app.kubernetes.io/part-of: baton
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "baton.podLabels" -}}
+{{ include "baton.selectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.labels" -}}
+app.kubernetes.io/name: {{ include "baton.name" .root }}
+{{ include "baton.podLabels" . }}
+{{- end -}}
+
+{{- /* Metadata of an object: root and component, and perhaps a suffix of the name, labels and annotations. */ -}}
+{{- define "baton.metadata" -}}
+name: {{ include "baton.fullname" .root }}{{ with .suffix }}-{{ . }}{{ end }}
+labels:
+  {{- include "baton.labels" . | nindent 2 }}
+  {{- with .labels }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.image" -}}
+{{- $image := .image -}}
+{{- $registry := .root.Values.global.imageRegistry | default $image.registry -}}
+{{- with $registry }}{{ . }}/{{ end }}{{ $image.repository -}}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default .root.Chart.AppVersion }}{{ end }}
+{{- end -}}
+
+{{- define "baton.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ .Values.serviceAccount.name | default (include "baton.fullname" .) }}
+{{- else -}}
+{{ .Values.serviceAccount.name | default "default" }}
+{{- end -}}
+{{- end -}}
+
+{{- /* Grace of a pod: its drain, its preStop, and 15 s to leave the registry and close; a pool 25 s more. */ -}}
+{{- define "baton.graceSeconds" -}}
+{{ add (int .drainSeconds) (int (.preStopSeconds | default 0)) 15 (int (.extra | default 0)) }}
+{{- end -}}
+
+{{- define "baton.redisUrl" -}}
+{{- if .Values.redis.bundled.enabled -}}
+redis://baton@{{ include "baton.fullname" . }}-redis:6379/0
+{{- else -}}
+{{ .Values.redis.external.url }}
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.redisSecret" -}}
+{{ .Values.redis.existingSecret | default (printf "%s-redis" (include "baton.fullname" .)) }}
+{{- end -}}
+
+{{- define "baton.hasRedisPassword" -}}
+{{- if or .Values.redis.bundled.enabled .Values.redis.existingSecret }}true{{ end -}}
+{{- end -}}
+
+{{- define "baton.tlsSecret" -}}
+{{ .Values.tls.secret | default (printf "%s-tls" (include "baton.fullname" .)) }}
+{{- end -}}
+
+{{- define "baton.raySecret" -}}
+{{ include "baton.fullname" . }}-ray
+{{- end -}}
+
+{{- define "baton.modelPath" -}}
+{{- if eq .Values.model.volume.kind "pull" -}}
+{{ .Values.model.name }}
+{{- else -}}
+/models/{{ .Values.model.name }}
+{{- end -}}
+{{- end -}}
+
+{{- /* A table of TOML from a map of strings, numbers, booleans and lists of them. Helm reads every number as a
+      float; a whole one is written as an integer, which the settings take for both. */ -}}
+{{- define "baton.toml" -}}
+{{- range $key, $value := . }}
+{{ $key }} = {{ if and (kindIs "float64" $value) (eq (floor $value) $value) }}{{ int64 $value }}{{ else }}{{ toJson $value }}{{ end }}
+{{- end }}
+{{- end -}}
+
+{{- /* Settings of every role. */ -}}
+{{- define "baton.commonSettings" -}}
+model: {{ include "baton.modelPath" . }}
+namespace: {{ include "baton.fullname" . }}
+redis_url: {{ include "baton.redisUrl" . }}
+{{- if include "baton.hasRedisPassword" . }}
+redis_password_file: /etc/baton/redis/password
+{{- end }}
+{{- with .Values.redis.external.ca }}
+redis_ca: {{ . }}
+{{- end }}
+{{ include "baton.tlsSettings" . }}
+{{- end -}}
+
+{{- define "baton.tlsSettings" -}}
+{{- if .Values.tls.enabled }}
+tls_cert: /etc/baton/tls/tls.crt
+tls_key: /etc/baton/tls/tls.key
+tls_ca: /etc/baton/tls/ca.crt
+tls_server_name: {{ .Values.tls.serverName }}
+{{- end }}
+{{- end -}}
+
+{{- /* Pods are renewed when what they read at their start changes. Certificates and the tenants' file are read
+      again by themselves. */ -}}
+{{- define "baton.checksums" -}}
+checksum/config: {{ include (print $.Template.BasePath "/configmap.yaml") . | sha256sum }}
+{{- end -}}
+
+{{- /* Environment of a container, of which `own` is a map of the role's variables and `extra` of the user's. */ -}}
+{{- define "baton.env" -}}
+- name: BATON_CONFIG
+  value: /etc/baton/config/baton.toml
+- name: BATON_CACHE_DIR
+  value: /var/cache/baton
+- name: HOME
+  value: /tmp
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- range $name, $value := .own }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- range $name, $value := .extra }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.volumeMounts" -}}
+- {name: config, mountPath: /etc/baton/config, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+- {name: cache, mountPath: /var/cache/baton}
+{{- if include "baton.hasRedisPassword" . }}
+- {name: redis, mountPath: /etc/baton/redis, readOnly: true}
+{{- end }}
+{{- if .Values.tls.enabled }}
+- {name: tls, mountPath: /etc/baton/tls, readOnly: true}
+{{- end }}
+{{- if ne .Values.model.volume.kind "pull" }}
+- {name: model, mountPath: /models, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.volumes" -}}
+- {name: config, configMap: {name: {{ include "baton.fullname" . }}}}
+- {name: tmp, emptyDir: {}}
+- name: cache
+  emptyDir:
+    {{- if eq .Values.model.volume.kind "pull" }}
+    sizeLimit: {{ .Values.model.volume.sizeLimit }}
+    {{- else }}
+    sizeLimit: 10Gi
+    {{- end }}
+{{- if include "baton.hasRedisPassword" . }}
+- name: redis
+  secret:
+    secretName: {{ include "baton.redisSecret" . }}
+    defaultMode: 0440
+    items: [{key: {{ .Values.redis.passwordKey }}, path: password}]
+{{- end }}
+{{- if .Values.tls.enabled }}
+- name: tls
+  secret: {secretName: {{ include "baton.tlsSecret" . }}, defaultMode: 0440}
+{{- end }}
+{{- if eq .Values.model.volume.kind "claim" }}
+- name: model
+  persistentVolumeClaim: {claimName: {{ .Values.model.volume.claim }}, readOnly: true}
+{{- else if eq .Values.model.volume.kind "hostPath" }}
+- name: model
+  hostPath: {path: {{ .Values.model.volume.hostPath }}, type: Directory}
+{{- end }}
+{{- end -}}
+
+{{- /* Brings the model into the cache of the pod, with the workers' image, which can convert. */ -}}
+{{- define "baton.pull" -}}
+{{- if eq .Values.model.volume.kind "pull" }}
+initContainers:
+  - name: pull
+    image: {{ include "baton.image" (dict "root" . "image" .Values.image.worker) }}
+    imagePullPolicy: {{ .Values.image.pullPolicy }}
+    command: [baton, pull, {{ .Values.model.name | quote }}]
+    env:
+      - {name: BATON_CACHE_DIR, value: /var/cache/baton}
+      - {name: HOME, value: /tmp}
+      {{- with .Values.model.tokenSecret }}
+      - name: HF_TOKEN
+        valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
+      {{- end }}
+    securityContext: {{- toYaml .Values.containerSecurityContext | nindent 6 }}
+    volumeMounts:
+      - {name: tmp, mountPath: /tmp}
+      - {name: cache, mountPath: /var/cache/baton}
+{{- end }}
+{{- end -}}
+
+{{- /* Of a pod: takes root and the role's values. asksKubernetes: Ray's autoscaler does, with the account that KubeRay's
+      operator makes for it. */ -}}
+{{- define "baton.podSettings" -}}
+{{- if not .asksKubernetes }}
+serviceAccountName: {{ include "baton.serviceAccountName" .root }}
+automountServiceAccountToken: false
+{{- end }}
+enableServiceLinks: false
+securityContext: {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+{{- if .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range $name, $_ := .root.Values.image.pullSecrets }}
+  - {name: {{ $name }}}
+  {{- end }}
+{{- end }}
+{{- with .role.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .role.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .role.tolerations }}
+tolerations:
+  {{- range $_, $toleration := . }}
+  - {{- toYaml $toleration | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.topologySpread" -}}
+{{- with .role.topologySpread }}
+topologySpreadConstraints:
+  {{- range $key, $spread := . }}
+  - topologyKey: {{ $key }}
+    maxSkew: {{ $spread.maxSkew | default 1 }}
+    whenUnsatisfiable: {{ $spread.whenUnsatisfiable | default "ScheduleAnyway" }}
+    labelSelector:
+      matchLabels: {{- include "baton.selectorLabels" $ | nindent 8 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* The two probes of a process with the standard health service on a port. */ -}}
+{{- define "baton.probes" -}}
+{{- if not .root.Values.diagnosticMode }}
+startupProbe:
+  grpc: {port: {{ .port }}, service: liveness}
+  periodSeconds: 5
+  failureThreshold: {{ .startFailures | default 240 }}
+readinessProbe:
+  grpc: {port: {{ .port }}, service: readiness}
+  periodSeconds: 2
+  timeoutSeconds: 2
+livenessProbe:
+  grpc: {port: {{ .port }}, service: liveness}
+  periodSeconds: 10
+  timeoutSeconds: 3
+  failureThreshold: 3
+{{- end }}
+{{- end -}}
+
+{{- define "baton.command" -}}
+{{- if .root.Values.diagnosticMode }}
+command: [sleep, infinity]
+{{- else }}
+command: {{ toJson .command }}
+{{- end }}
+{{- end -}}
+
+{{- /* What Baton asks of Redis: its own keys, no scripts, nothing of an administrator. Ray's user exists with its fault
+      tolerance only. */ -}}
+{{- define "baton.redisAcl" -}}
+user default off
+user baton on >$password resetkeys ~{{ include "baton.fullname" . }}:* resetchannels +@read +@write +@connection +@transaction +info +scan -@dangerous +info +role -@scripting -@blocking
+{{- if .Values.decode.ray.gcsFaultTolerance.enabled }}
+user ray on >$password allkeys allchannels +@all -@admin
+{{- end }}
+{{- end -}}

@@ -1,0 +1,55 @@
+{{- /* What a schema cannot say: values that need each other. Each message names the key and what to do. */ -}}
+{{- define "baton.validate" -}}
+{{- $model := .Values.model.volume -}}
+{{- if and (eq $model.kind "claim") (not $model.claim) -}}
+{{ fail "model.volume.claim is empty; name the PersistentVolumeClaim with the model, or choose another model.volume.kind" }}
+{{- end -}}
+{{- if and (eq $model.kind "hostPath") (not $model.hostPath) -}}
+{{ fail "model.volume.hostPath is empty; name the nodes' folder with the model, or choose another model.volume.kind" }}
+{{- end -}}
+{{- if and (not .Values.redis.bundled.enabled) (not .Values.redis.external.url) -}}
+{{ fail "redis.external.url is empty and redis.bundled.enabled is false; give one of them" }}
+{{- end -}}
+{{- if regexMatch "://[^/@]*:[^/@]+@" .Values.redis.external.url -}}
+{{ fail "redis.external.url holds a password, which a ConfigMap would show; put it into the Secret redis.existingSecret" }}
+{{- end -}}
+{{- if not (hasKey .Values.decode.groups .Values.decode.serving) -}}
+{{ fail (printf "decode.serving is %q, which decode.groups does not have; it has %s" .Values.decode.serving (keys .Values.decode.groups | sortAlpha | join ", ")) }}
+{{- end -}}
+{{- if not (index .Values.decode.groups .Values.decode.serving).replicas -}}
+{{ fail (printf "decode.groups.%s.replicas is 0, and decode.serving names that group; somebody has to decode" .Values.decode.serving) }}
+{{- end -}}
+{{- range $name, $group := .Values.decode.groups -}}
+{{- if or (lt (int $group.max) (int $group.replicas)) (gt (int $group.min) (int $group.replicas)) -}}
+{{ fail (printf "decode.groups.%s.replicas is %d; it must lie between min (%d) and max (%d)" $name (int $group.replicas) (int $group.min) (int $group.max)) }}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.tls.enabled (not .Values.tls.secret) (not .Values.tls.certManager.enabled) -}}
+{{ fail "tls.enabled is true; name the Secret in tls.secret, or set tls.certManager.enabled" }}
+{{- end -}}
+{{- if and .Values.tls.certManager.enabled (not .Values.tls.certManager.issuer) -}}
+{{ fail "tls.certManager.issuer is empty; name the Issuer or ClusterIssuer" }}
+{{- end -}}
+{{- if and .Values.tls.certManager.enabled (not .Values.tls.enabled) -}}
+{{ fail "tls.certManager.enabled is true and tls.enabled is false; a certificate would be made that nobody uses" }}
+{{- end -}}
+{{- if and .Values.router.ingress.enabled (not .Values.router.ingress.host) -}}
+{{ fail "router.ingress.host is empty; name the host" }}
+{{- end -}}
+{{- if and .Values.router.gateway.enabled (not .Values.router.gateway.name) -}}
+{{ fail "router.gateway.name is empty; name the Gateway" }}
+{{- end -}}
+{{- range $role := list "router" "prefill" -}}
+{{- $scaling := (index $.Values $role).autoscaling -}}
+{{- if gt (int $scaling.min) (int $scaling.max) -}}
+{{ fail (printf "%s.autoscaling.min is %d and max is %d; min may be at most max" $role (int $scaling.min) (int $scaling.max)) }}
+{{- end -}}
+{{- end -}}
+{{- if and (ne .Values.router.service.type "ClusterIP") (not .Values.auth.tenantsSecret) -}}
+{{ fail (printf "router.service.type is %s and auth.tenantsSecret is empty: whoever reaches it could use the model; make a Secret with tenants (docs/routing.md), or leave ClusterIP" .Values.router.service.type) }}
+{{- end -}}
+{{- $fault := .Values.decode.ray.gcsFaultTolerance -}}
+{{- if and $fault.enabled (not $fault.redisAddress) (not .Values.redis.bundled.enabled) -}}
+{{ fail "decode.ray.gcsFaultTolerance.redisAddress is empty and no Redis is bundled; give host:port" }}
+{{- end -}}
+{{- end -}}
