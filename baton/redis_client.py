@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.exceptions import RedisError
 
 from baton.errors import ConfigError, Unavailable
@@ -22,13 +25,30 @@ _STEP_S: Final = 2.0
 # All steps of a command together, its retry and the handshake of a new connection included.
 _COMMAND_S: Final = 5.0
 
+# Parameter of a URL that is ours; redis-py has the others, such as ssl_ca_certs.
+PASSWORD_FILE: Final = "password_file"
+
 ResultT = TypeVar("ResultT")
+
+
+class PasswordFile(CredentialProvider):
+    """The password in a file, read for every new connection: it may change while the process runs."""
+
+    def __init__(self, path: Path, user: str | None) -> None:
+        self._path = path
+        self._user = user
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """As redis-py asks for them; raises OSError, which asking() turns into Unavailable."""
+        password = self._path.read_text(encoding="utf-8").strip()
+        return (password,) if self._user is None else (self._user, password)
 
 
 def open_redis(url: str, on_connect: Callable[[], object] = lambda: None) -> Redis:
     """A client that connects on first use.
 
-    url: redis://, rediss:// or unix://; a password in it is never shown.
+    url: redis://, rediss:// or unix://; a password in it is never shown. `?password_file=PATH` names a file
+        with it, `?ssl_ca_certs=PATH` one with the authorities that sign a rediss:// server's certificate.
     on_connect: called after every connect, also where a connection was lost unseen and made again.
 
     Raises ConfigError, field "redis_url", if it cannot be used.
@@ -39,8 +59,10 @@ def open_redis(url: str, on_connect: Callable[[], object] = lambda: None) -> Red
         on_connect()
 
     try:
+        url, credentials = _split(url)
         client = Redis.from_url(
             url,
+            credential_provider=credentials,
             socket_timeout=_STEP_S,
             socket_connect_timeout=_STEP_S,
             # One retry, for a pooled connection that Redis closed meanwhile; back-off is the caller's.
@@ -52,7 +74,8 @@ def open_redis(url: str, on_connect: Callable[[], object] = lambda: None) -> Red
     except (TypeError, ValueError):
         # The parser's own message may quote a part of the password.
         message = (
-            "the Redis URL cannot be used; write redis://[:password@]host:port/0, rediss://... or unix://..."
+            "the Redis URL cannot be used; write redis://[user:password@]host:port/0, rediss://... or "
+            f"unix://..., or leave the password out and name its file: ?{PASSWORD_FILE}=PATH"
         )
         raise ConfigError(message, field="redis_url") from None
     return client
@@ -81,6 +104,23 @@ async def asking(redis: Redis, answer: Awaitable[ResultT]) -> ResultT:
     if _num_cancels() > num_cancels:
         raise asyncio.CancelledError
     return found
+
+
+def _split(url: str) -> tuple[str, PasswordFile | None]:
+    """The URL as redis-py takes it, and where its password is; raises ValueError if it has two."""
+    parts = urlsplit(url)
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    paths = [value for name, value in query if name == PASSWORD_FILE]
+    if not paths:
+        return url, None
+    if len(paths) > 1 or parts.password is not None:
+        raise ValueError(paths)
+    rest = urlencode([(name, value) for name, value in query if name != PASSWORD_FILE])
+    user = None if parts.username is None else unquote(parts.username)
+    # The provider says who the user is; a name without a password would be one of its own.
+    address = parts.netloc.rpartition("@")[2]
+    bare = urlunsplit(parts._replace(netloc=address, query=rest))
+    return bare, PasswordFile(Path(paths[0]), user)
 
 
 def _num_cancels() -> int:

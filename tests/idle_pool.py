@@ -27,6 +27,7 @@ def main() -> int:
     import ray
     from ray.util.placement_group import placement_group_table
 
+    from baton.pool.config_watch import ConfigWatch
     from baton.pool.serve import serve
     from tests.idle_role import IdlePool
 
@@ -45,9 +46,13 @@ def main() -> int:
         telling: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, lambda: telling.add(loop.create_task(tell())))
-        await serve(config, {"decode": IdlePool}, os.environ, stop)
+        await serve(config, {"decode": IdlePool}, os.environ, stop, watch)
 
-    return run(role)
+    watch = ConfigWatch.of(config, {"decode": IdlePool}, sys.argv[1:], os.environ)
+    status = run(role)
+    if status == 0 and watch is not None and watch.has_changed:
+        watch.begin_anew("tests.idle_pool")
+    return status
 
 
 if __name__ == "__main__":

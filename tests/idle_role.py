@@ -25,6 +25,7 @@ class IdleConfig:
     """
 
     name: str = "decode-0"
+    host: str = "127.0.0.1"
     port: int = 0
     ready_file: str = ""
     drain_s: float = 1.0
@@ -64,9 +65,11 @@ async def serve(config: IdleConfig, stop: asyncio.Event, *, on_serving: OnServin
     await stop.wait()
 
 
-class IdleDecodeWorker(WorkerActor):
+class DecodeWorker(WorkerActor):
+    """Ray names processes by their actor's class, and baton.pool.leave_node finds them by that name."""
+
     role = ServedRole("decode", IdleConfig, serve)
 
 
 class IdlePool(WorkerPool):
-    actor_class = IdleDecodeWorker
+    actor_class = DecodeWorker

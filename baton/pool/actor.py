@@ -8,6 +8,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
+from ray.util import get_node_ip_address
+
 from baton.logs import configure_logging
 from baton.metrics import configure_metrics
 from baton.pool.serving_thread import ServingThread
@@ -20,7 +22,7 @@ WAIT_ENDED_S: Final = 2.0
 class WorkerActor:
     """Runs one worker for as long as the actor lives; it serves when the constructor returns.
 
-    settings: fields of the role's config.
+    settings: fields of the role's config; `{ip}` in host stands for the address of the node.
     digest: of the settings, for a later pool to compare.
     place: what was reserved for the actor, for a later pool to free.
 
@@ -34,7 +36,7 @@ class WorkerActor:
         self._name = str(settings["name"])
         self._digest = digest
         self._place = dict(place)
-        config = self.role.config_class(**settings)
+        config = self.role.config_class(**{**settings, "host": _here(str(settings["host"]))})
         configure_logging(self._name, config.log_level, config.log_file or None)
         configure_tracing(f"baton-{self.role.name}", self._name, config.trace_file or None)
         configure_metrics(f"baton-{self.role.name}", self._name)
@@ -77,3 +79,8 @@ class WorkerActor:
             # Whoever asks twice does not want to wait.
             os._exit(1)
         self._thread.leave()
+
+
+def _here(host: str) -> str:
+    """host, with {ip} replaced by the address of the node that the actor was placed on."""
+    return host.replace("{ip}", get_node_ip_address()) if "{ip}" in host else host

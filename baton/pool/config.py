@@ -76,6 +76,10 @@ class PoolConfig:
         default=False,
         metadata={"help": "SIGTERM leaves the workers of a given cluster running, for the next pool"},
     )
+    follow_config: bool = field(
+        default=False,
+        metadata={"help": "when the settings file changes, leave workers to a new pool that reads it"},
+    )
     log_dir: str = field(default="", metadata={"help": "each worker logs to a file of its name here"})
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
     ready_file: str = field(
@@ -113,6 +117,12 @@ class PoolConfig:
         if self.keep_workers and not self.ray_address:
             raise ConfigError(
                 "keep_workers is set, but a local Ray ends with its pool; give ray_address",
+                field="keep_workers",
+            )
+
+        if self.follow_config and not self.keep_workers:
+            raise ConfigError(
+                "follow_config is set and keep_workers is not: each change would end all workers; set both",
                 field="keep_workers",
             )
 

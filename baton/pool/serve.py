@@ -9,8 +9,8 @@ import asyncio
 import importlib
 import os
 import random
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from baton.config import load_config
 from baton.errors import BatonError
 from baton.logs import get_logger
 from baton.pool.config import ROLES, PoolConfig
+from baton.pool.config_watch import ConfigWatch
 from baton.pool.ray_runtime import RayRuntime
 from baton.pool.service import PoolServicer
 from baton.pool.worker_pool import WorkerPool
@@ -45,8 +46,11 @@ async def serve(
     classes: Mapping[str, type[WorkerPool]],
     environ: Mapping[str, str],
     stop: asyncio.Event,
+    watch: ConfigWatch | None = None,
 ) -> None:
     """Places the workers and keeps them until stop is set, or until none is left.
+
+    watch: sets stop, too, when the settings have changed.
 
     classes: the pools to run, by role.
     environ: where the sections of the roles are read from.
@@ -66,17 +70,33 @@ async def serve(
         pools = [cls(config, settings[role], runtime, random.Random()) for role, cls in classes.items()]
         service = PoolServicer(pools, runtime, dashboard_url=runtime.dashboard_url, drain_s=config.drain_s)
         add = partial(add_PoolServiceServicer_to_server, service)
-        async with await RpcServer.start(
-            [Registration(name="baton.v1.PoolService", add=add)],
-            host=config.control_host,
-            port=config.control_port,
-            credentials=credentials,
-        ) as server:
+        async with (
+            await RpcServer.start(
+                [Registration(name="baton.v1.PoolService", add=add)],
+                host=config.control_host,
+                port=config.control_port,
+                credentials=credentials,
+            ) as server,
+            _watching(watch, stop),
+        ):
             await _keep(config, pools, server, stop, runtime)
     finally:
         if not await runtime.close():
             # Its thread would keep this process for ever, if that did not end by leave().
             log.warning("ray is gone" if runtime.is_gone else "ray hangs; its processes end with this one")
+
+
+@asynccontextmanager
+async def _watching(watch: ConfigWatch | None, stop: asyncio.Event) -> AsyncIterator[None]:
+    if watch is None:
+        yield
+        return
+    task = asyncio.create_task(watch.run(stop), name="watch the settings file")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _start(starting: Awaitable[RayRuntime], stop: asyncio.Event, *, is_local: bool) -> RayRuntime:

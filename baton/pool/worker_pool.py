@@ -264,22 +264,28 @@ class WorkerPool:
         self._news.clear()
 
     def _spec(self, name: str) -> WorkerSpec:
-        """What one worker needs to know: all settings, with its own name and log."""
-        config = self._config
-        own: dict[str, Any] = {"name": name, "port": 0, "ready_file": "", "drain_s": config.drain_s}
+        """What one worker needs to know: all settings, with its own name and log.
+
+        One that is found was started with other settings too where its place would not be asked for now.
+        """
+        config, ask = self._config, self._setup.placer.ask
+        own: dict[str, Any] = {"name": name, "ready_file": "", "drain_s": config.drain_s}
+        if not config.ray_address:
+            # On one machine there may be several of them.
+            own["port"] = 0
         if config.log_dir:
             own["log_file"] = str(Path(config.log_dir) / f"{name}.log")
         settings = {
             field.name: getattr(self._settings, field.name) for field in dataclasses.fields(self._settings)
         } | own
-        text = json.dumps(settings, sort_keys=True, default=str)
+        text = json.dumps([settings, dataclasses.asdict(ask)], sort_keys=True, default=str)
         return WorkerSpec(
             name=name,
             role=self.role,
             actor_class=self.actor_class,
             settings=settings,
             digest=hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
-            ask=self._setup.placer.ask,
+            ask=ask,
         )
 
 

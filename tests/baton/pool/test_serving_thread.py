@@ -8,11 +8,11 @@ import pytest
 
 from baton.pool import serving_thread
 from baton.pool.serving_thread import ServingThread
-from tests.idle_role import IdleConfig, IdleDecodeWorker
+from tests.idle_role import DecodeWorker, IdleConfig
 
 
 def test_a_call_that_waits_for_the_end_comes_back() -> None:
-    assert ServingThread(IdleDecodeWorker.role, IdleConfig()).wait_ended(0.0) is False
+    assert ServingThread(DecodeWorker.role, IdleConfig()).wait_ended(0.0) is False
 
 
 async def test_metrics_that_fail_are_told_and_do_not_spoil_the_drain(
@@ -22,7 +22,7 @@ async def test_metrics_that_fail_are_told_and_do_not_spoil_the_drain(
         raise ValueError("no such metric")
 
     monkeypatch.setattr(serving_thread, "ActorMetrics", fail)
-    thread = ServingThread(IdleDecodeWorker.role, IdleConfig())
+    thread = ServingThread(DecodeWorker.role, IdleConfig())
     serving = asyncio.create_task(thread._serve())
     async with asyncio.timeout(10):
         while not caplog.records:

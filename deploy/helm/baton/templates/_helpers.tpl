@@ -65,12 +65,13 @@ annotations:
 {{ add (int .drainSeconds) (int (.preStopSeconds | default 0)) 15 (int (.extra | default 0)) }}
 {{- end -}}
 
+{{- /* Password and authorities are files, which the URL names. */ -}}
 {{- define "baton.redisUrl" -}}
-{{- if .Values.redis.bundled.enabled -}}
-redis://baton@{{ include "baton.fullname" . }}-redis:6379/0
-{{- else -}}
-{{ .Values.redis.external.url }}
-{{- end -}}
+{{- $own := printf "redis://baton@%s-redis:6379/0" (include "baton.fullname" .) -}}
+{{- $files := list -}}
+{{- if include "baton.hasRedisPassword" . }}{{ $files = append $files "password_file=/etc/baton/redis/password" }}{{ end -}}
+{{- with .Values.redis.external.ca }}{{ $files = append $files (printf "ssl_ca_certs=%s" .) }}{{ end -}}
+{{ ternary $own .Values.redis.external.url .Values.redis.bundled.enabled }}{{ with $files }}?{{ join "&" . }}{{ end }}
 {{- end -}}
 
 {{- define "baton.redisSecret" -}}
@@ -110,12 +111,6 @@ redis://baton@{{ include "baton.fullname" . }}-redis:6379/0
 model: {{ include "baton.modelPath" . }}
 namespace: {{ include "baton.fullname" . }}
 redis_url: {{ include "baton.redisUrl" . }}
-{{- if include "baton.hasRedisPassword" . }}
-redis_password_file: /etc/baton/redis/password
-{{- end }}
-{{- with .Values.redis.external.ca }}
-redis_ca: {{ . }}
-{{- end }}
 {{ include "baton.tlsSettings" . }}
 {{- end -}}
 

@@ -13,6 +13,9 @@
 {{- if regexMatch "://[^/@]*:[^/@]+@" .Values.redis.external.url -}}
 {{ fail "redis.external.url holds a password, which a ConfigMap would show; put it into the Secret redis.existingSecret" }}
 {{- end -}}
+{{- if contains "?" .Values.redis.external.url -}}
+{{ fail "redis.external.url has parameters; the chart adds its own: name authorities in redis.external.ca" }}
+{{- end -}}
 {{- if not (hasKey .Values.decode.groups .Values.decode.serving) -}}
 {{ fail (printf "decode.serving is %q, which decode.groups does not have; it has %s" .Values.decode.serving (keys .Values.decode.groups | sortAlpha | join ", ")) }}
 {{- end -}}
