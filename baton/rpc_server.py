@@ -32,6 +32,7 @@ LAST_WORDS_S: Final = 0.1
 # costs the event loop its heartbeats: 10,000 opened at once made a worker silent for so long that its
 # router gave it up.
 MAX_CALLS: Final = 2_048
+MAX_PROBES: Final = 32
 
 # Names that the health service knows beside those of the services.
 READINESS: Final = "readiness"
@@ -78,6 +79,8 @@ class RpcServer:
         self._shown: dict[str, bool] = {}
         self._showing = asyncio.Lock()
         self._health = health.aio.HealthServicer()
+        self._probed: grpc.aio.Server | None = None
+        self.health_port = 0
         self.host = host
         self.port = port
 
@@ -90,6 +93,7 @@ class RpcServer:
         port: int = 0,
         credentials: grpc.ServerCredentials | None = None,
         max_calls: int = MAX_CALLS,
+        health_port: int | None = None,
     ) -> Self:
         """Binds host:port and starts to serve.
 
@@ -100,6 +104,8 @@ class RpcServer:
             credentials: for TLS; plain text without.
             max_calls: calls that may be open; more end at once with RESOURCE_EXHAUSTED. One connection gets
                 half of them, and what it starts beyond that waits at its client.
+            health_port: another port, of the health service alone and in plain text: Kubernetes' probes speak
+                no TLS. None for none.
 
         Raises:
             ConfigError: the address cannot be bound; the message says why and what to do.
@@ -118,7 +124,20 @@ class RpcServer:
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         await self.set_health(ready=False)
         await server.start()
+        if health_port is not None:
+            self._probed = await self._start_probed(health_port)
         return self
+
+    async def _start_probed(self, port: int) -> grpc.aio.Server:
+        server = grpc.aio.server(
+            options=SERVER_OPTIONS,
+            interceptors=[ErrorInterceptor(self._calls)],
+            maximum_concurrent_rpcs=MAX_PROBES,
+        )
+        self.health_port = _bind(server, self.host, port, None, setting="health_port")
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        await server.start()
+        return server
 
     @property
     def address(self) -> str:
@@ -164,6 +183,8 @@ class RpcServer:
         await asyncio.wait((stopping,), timeout=LAST_WORDS_S)
         self._calls.end_watches()
         await stopping
+        if self._probed is not None:
+            await self._probed.stop(None)
 
     async def __aenter__(self) -> Self:
         return self
@@ -316,14 +337,21 @@ def _health_status(serving: bool) -> int:
     return int(statuses.SERVING if serving else statuses.NOT_SERVING)
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+def _bind(
+    server: grpc.aio.Server,
+    host: str,
+    port: int,
+    credentials: grpc.ServerCredentials | None,
+    *,
+    setting: str = "port",
+) -> int:
     address = _join(host, port)
     try:
         if credentials is None:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, credentials)
     except RuntimeError:
-        raise ConfigError(f"cannot listen on {address}: {why_not(host, port)}", field="port") from None
+        raise ConfigError(f"cannot listen on {address}: {why_not(host, port)}", field=setting) from None
 
 
 def why_not(host: str, port: int) -> str:

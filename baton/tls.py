@@ -1,21 +1,21 @@
 """TLS of every link: which files it takes, and the credentials made of them.
 
-Owns the reading and checking of PEM files. Knows no service and no port. Files are read when
-credentials are made, once per process: new files take effect when the process restarts. What is
-read goes to gRPC or to the HTTP port and is kept nowhere else.
+Owns the reading and checking of PEM files. Knows no service and no port. Files that change are followed
+by baton/live_tls.py. What is read goes to gRPC or to the HTTP port and is kept nowhere else.
 """
 
 from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, Self
 
 import grpc
+import grpc.aio
 
 from baton.errors import ConfigError
+from baton.live_tls import LiveTls, Pem
 from baton.rpc import OpenChannel, open_channel
 
 TLS_SETTINGS: Final = ("tls_cert", "tls_key", "tls_ca", "tls_server_name")
@@ -82,39 +82,57 @@ class TlsFiles:
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """For a port inside the cluster: only peers whose certificate `ca` signed get in. None: plain text.
 
-        Raises ConfigError, as all that read files do, if one cannot be read or is not what it should be.
+        Files that change later are followed (baton.live_tls). Raises ConfigError, as all that read files do,
+        if one cannot be read or is not what it should be.
         """
-        if not self.ca:
-            return None
-        ca = read_certificates(self.ca, "tls_ca")
-        return grpc.ssl_server_credentials(
-            [self._read_pair()], root_certificates=ca, require_client_auth=True
-        )
+        return LiveTls(self, ca=self.ca).server_credentials() if self.ca else None
 
-    def public_server_credentials(self) -> grpc.ServerCredentials | None:
-        """For the clients' port: encrypted, and open to peers without a certificate. None: plain text."""
-        return grpc.ssl_server_credentials([self._read_pair()]) if self.ca else None
+    def public_server_credentials(self, client_ca: str = "") -> grpc.ServerCredentials | None:
+        """For the clients' port. None: plain text.
 
-    def public_context(self) -> ssl.SSLContext | None:
-        """For the clients' HTTP port, as public_server_credentials() is for the other. None: plain text."""
+        client_ca: who signs clients' certificates, or "" if they need none.
+        """
+        return self._public(client_ca).server_credentials() if self.ca else None
+
+    def public_context(self, client_ca: str = "") -> ssl.SSLContext | None:
+        """For the clients' HTTP port, as public_server_credentials() is for the other."""
+        return self._public(client_ca).server_context() if self.ca else None
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """For dialling ports inside the cluster, with the files as they are now. None: plain text."""
+        return LiveTls(self, ca=self.ca).channel_credentials() if self.ca else None
+
+    def opener(self) -> OpenChannel:
+        """Opens channels to ports of the cluster, each with the files as they are then."""
         if not self.ca:
-            return None
-        self._read_pair()
+            return open_channel
+        live = LiveTls(self, ca=self.ca)
+
+        def opened(address: str) -> grpc.aio.Channel:
+            return open_channel(address, credentials=live.channel_credentials(), server_name=self.server_name)
+
+        return opened
+
+    def read(self, ca: str, setting: str) -> Pem:
+        """The files' contents, checked to belong together. ca: path of who signs peers, or "".
+
+        setting: the name of ca in errors.
+        """
+        key, cert = self._read_pair()
+        return Pem(key=key, cert=cert, ca=read_certificates(ca, setting) if ca else None)
+
+    def context(self, ca: str) -> ssl.SSLContext:
+        """For a server of asyncio that asks for certificates that ca signed; "" asks for none."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(Path(self.cert).expanduser(), Path(self.key).expanduser(), password="")
         context.set_alpn_protocols(["http/1.1"])
+        if ca:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(Path(ca).expanduser())
         return context
 
-    def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """For dialling ports inside the cluster. None: plain text."""
-        if not self.ca:
-            return None
-        key, cert = self._read_pair()
-        return grpc.ssl_channel_credentials(read_certificates(self.ca, "tls_ca"), key, cert)
-
-    def opener(self) -> OpenChannel:
-        """Opens channels with channel_credentials(), which are read now."""
-        return partial(open_channel, credentials=self.channel_credentials(), server_name=self.server_name)
+    def _public(self, client_ca: str) -> LiveTls:
+        return LiveTls(self, ca=client_ca, setting="client_ca")
 
     def _read_pair(self) -> tuple[bytes, bytes]:
         """Private key and certificates, checked to belong together."""

@@ -68,6 +68,10 @@ class ServeSettings(Protocol):
         """Port to listen on."""
 
     @property
+    def health_port(self) -> int | None:
+        """Port of the health service alone, in plain text; None for none."""
+
+    @property
     def advertise(self) -> str:
         """What to announce instead."""
 
@@ -147,6 +151,7 @@ async def serve_worker(
         host=settings.host,
         port=settings.port,
         credentials=settings.tls.server_credentials(),
+        health_port=settings.health_port,
     ) as server:
         address = advertised(settings.advertise, name=settings.name, port=server.port) or server.address
         on_bound(address)

@@ -31,9 +31,7 @@ def main() -> int:
     wrong = [path for path, text in expected.items() if not path.is_file() or path.read_text() != text]
     wrong += set(GOLDEN.glob("*/*.yaml")) - set(expected)
     for path in wrong:
-        print(
-            f"{path}: is not what the chart gives; run python -m checks.chart --write, and read the difference"
-        )
+        print(f"{path}: is not what the chart gives; run python -m checks.chart --write and read it")
     return bool(wrong)
 
 

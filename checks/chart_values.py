@@ -1,4 +1,4 @@
-"""The chart's values, told to people and to Helm: its README's table and values.schema.json, from values.yaml.
+"""The chart's values, told to people and to Helm: its README's table and values.schema.json.
 
 Owns the form of that file: a comment `# -- text` before every value, and beneath it, where the default does
 not say enough, a line `# @schema ...`:
@@ -55,7 +55,10 @@ def written(chart: Path = CHART) -> dict[Path, str]:
 def read_values(text: str) -> list[Value]:
     """Raises ValuesError if a value has no text, or a rule cannot be read."""
     lines = text.splitlines()
-    return list(_read(yaml.compose(text), lines, (), yaml.safe_load(text)))
+    root = yaml.compose(text)
+    if not isinstance(root, yaml.MappingNode):
+        raise ValuesError("values.yaml is no map")
+    return list(_read(root, lines, (), yaml.safe_load(text)))
 
 
 def _read(node: yaml.MappingNode, lines: list[str], path: tuple[str, ...], default: Any) -> Iterator[Value]:

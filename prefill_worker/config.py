@@ -23,6 +23,10 @@ class PrefillConfig(EngineConfig):
     model: str = field(metadata={"help": "model folder, or the name of a pulled model"})
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
     port: int = field(default=0, metadata={"help": "gRPC port; 0 picks a free one"})
+    health_port: int | None = field(
+        default=None,
+        metadata={"help": "plain-text port of the health service alone, for probes; 0 picks a free one"},
+    )
     advertise: str = field(
         default="",
         metadata={"help": "host:port to announce, with {port} and {name}; empty for the bound address"},

@@ -100,6 +100,7 @@ async def _serve(
         inference = Inference(
             core=core, model=model, text=text, grammars=grammars, rng=rng, tenants=tenants, limits=limits
         )
+        core.outlook.metrics.watch_load(core.queue.waiting_ms, lambda: inference.num_requests)
         admin = RouterAdminServicer(core=core, model=model.name, inference=inference)
         door = make_app(
             core=core,
@@ -133,6 +134,7 @@ async def _start_http(config: RouterConfig, door: tuple[ASGIApp, Doorman]) -> Ht
         host=config.host,
         port=config.http_port,
         tls=config.tls,
+        client_ca=config.client_ca,
         write_timeout_s=config.write_timeout_s,
         max_connections=max_connections(config),
     )
@@ -174,12 +176,16 @@ async def _run(
             [public],
             host=config.host,
             port=config.port,
-            credentials=tls.public_server_credentials(),
+            credentials=tls.public_server_credentials(config.client_ca),
             # Room on each connection to refuse requests in our own words, and for calls that are no requests.
             max_calls=4 * config.max_requests,
         ) as server,
         await RpcServer.start(
-            [private], host=config.admin_host, port=config.admin_port, credentials=tls.server_credentials()
+            [private],
+            host=config.admin_host,
+            port=config.admin_port,
+            credentials=tls.server_credentials(),
+            health_port=config.health_port,
         ) as admin_server,
         await start_http() as http_server,
     ):

@@ -27,11 +27,19 @@ class RouterConfig:
     # Apart from `host`, so that opening the public ports opens nothing else.
     admin_host: str = field(default="127.0.0.1", metadata={"help": "address of the admin port"})
     admin_port: int = field(default=50052, metadata={"help": "admin gRPC port; 0 picks a free one"})
+    health_port: int | None = field(
+        default=None,
+        metadata={"help": "plain-text port of the health service alone, for probes; 0 picks a free one"},
+    )
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False, metadata={"help": "registry"})
     namespace: str = field(default="baton", metadata={"help": "prefix of this cluster's keys in Redis"})
     tls_cert: str = field(default="", metadata={"help": "PEM file: this process's certificate, for TLS"})
     tls_key: str = field(default="", metadata={"help": "PEM file: private key of tls_cert"})
     tls_ca: str = field(default="", metadata={"help": "PEM file: authorities that sign peers' certificates"})
+    client_ca: str = field(
+        default="",
+        metadata={"help": "PEM file: authorities that sign clients' certificates; empty asks for none"},
+    )
     tls_server_name: str = field(
         default="", metadata={"help": "name in every worker's certificate; empty for the host dialled"}
     )

@@ -8,11 +8,13 @@ place, a reason.
     baton.router.placed            1  counter    placement  attempts: remote or local
     baton.router.shed              1  counter    reason     refused: queue, objective, rate, ...
     baton.router.queue.duration    s  histogram  priority   from arrival to placement, of first attempts
+    baton.router.queued            s  gauge      bucket     predicted prefill of what waits; 0 is the shortest
+    baton.router.requests          -  gauge                 requests in flight
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
@@ -55,6 +57,22 @@ class RouterMetrics:
             [errors],
             "1",
             "Relative error that 90 % of the last predictions stay within",
+        )
+
+    def watch_load(self, queued_ms: Callable[[], Sequence[float]], num_requests: Callable[[], int]) -> None:
+        """Reports what waits, by bucket, and what is in flight: what routers and prefill workers scale by."""
+
+        def queued(_options: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(ms / 1000, {"bucket": str(index)}) for index, ms in enumerate(queued_ms())]
+
+        self._meter.create_observable_gauge(
+            "baton.router.queued", [queued], "s", "Predicted prefill of the prompts that wait"
+        )
+        self._meter.create_observable_gauge(
+            "baton.router.requests",
+            [lambda _options: [Observation(num_requests())]],
+            "{request}",
+            "Requests in flight",
         )
 
     def placed(self, placement: str, priority: str, queue_s: float | None) -> None:

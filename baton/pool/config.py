@@ -47,6 +47,10 @@ class PoolConfig:
         default="127.0.0.1", metadata={"help": "address of `baton scale`, `workers` and `drain`"}
     )
     control_port: int = field(default=50053, metadata={"help": "their port; 0 picks a free one"})
+    health_port: int | None = field(
+        default=None,
+        metadata={"help": "plain-text port of the health service alone, for probes; 0 picks a free one"},
+    )
     strategy: str = field(
         default="PACK",
         metadata={"help": "PACK, SPREAD, STRICT_PACK or STRICT_SPREAD: a role's workers over the nodes"},

@@ -76,6 +76,7 @@ async def serve(
                 host=config.control_host,
                 port=config.control_port,
                 credentials=credentials,
+                health_port=config.health_port,
             ) as server,
             _watching(watch, stop),
         ):

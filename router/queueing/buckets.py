@@ -191,6 +191,13 @@ class BucketQueue(Generic[T]):
         """Prompt tokens to compute in one bucket."""
         return self._num_tokens[bucket]
 
+    def waiting_ms(self) -> list[float]:
+        """Predicted prefill ms of what waits, by bucket. Takes O(items); any thread may ask."""
+        waiting = [0.0] * len(self._num_waiting)
+        for _, _, item in tuple(self._ages):
+            waiting[min(self.bucket(item.num_tokens), len(waiting) - 1)] += item.cost_ms
+        return waiting
+
     def work_ahead_ms(self, deadline_at: float, priority: int, tenant: str, *, weight: float = 1.0) -> float:
         """Predicted prefill ms that would be served before a new item, on all workers together.
 

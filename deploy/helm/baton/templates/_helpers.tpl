@@ -260,7 +260,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{- /* The two probes of a process with the standard health service on a port. */ -}}
+{{- /* Probes of a process, at its port for them: kubelet speaks no TLS. */ -}}
 {{- define "baton.probes" -}}
 {{- if not .root.Values.diagnosticMode }}
 startupProbe:
