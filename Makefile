@@ -60,6 +60,8 @@ check: install
 	@$(BIN)/python -m checks.protos
 	@echo "check: command line's reference"
 	@$(BIN)/python -m checks.cli_docs
+	@echo "check: chart"
+	@$(BIN)/python -m checks.chart
 
 test: install
 	@$(BIN)/python -m pytest -m "not long" -n $(TEST_PROCESSES) --dist loadgroup

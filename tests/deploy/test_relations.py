@@ -1,0 +1,355 @@
+"""What holds between the chart's objects, and between them and the code they run."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client import CollectorRegistry
+
+from baton.config import load_config
+from baton.pool.actor_metrics import _GAUGES
+from baton.pool.config import PoolConfig
+from baton.rpc_server import LIVENESS, READINESS
+from checks.chart_values import CHART
+from decode_worker.config import DecodeConfig
+from prefill_worker.config import PrefillConfig
+from router.config import RouterConfig
+from router.learning.cost_model import CostModel
+from router.metrics import RouterMetrics
+from tests.deploy.manifests import (
+    EXAMPLES,
+    Object,
+    Pod,
+    config_of,
+    name_of,
+    of_example,
+    of_kind,
+    pods,
+    rendered,
+    selects,
+)
+
+CONFIGS: dict[str, type[Any]] = {
+    "router": RouterConfig,
+    "prefill": PrefillConfig,
+    "decode": DecodeConfig,
+    "pool": PoolConfig,
+}
+RAY_PORTS, REDIS_PORT, ADMIN_PORTS = {6379, 8265, 10001}, 6379, {50052, 50053}
+
+
+def settings(example: str, section: str) -> Any:
+    """The settings as the process reads them."""
+    tables = tomllib.loads(config_of(of_example(example)))
+    environ = {}
+    for name, value in tables[section].items():
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        environ[f"BATON_{section.upper()}_{name.upper()}"] = text.lower() if isinstance(value, bool) else text
+    return load_config(CONFIGS[section], section=section, argv=[], environ=environ)
+
+
+@pytest.mark.parametrize("section", CONFIGS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_processes_take_their_settings(example: str, section: str) -> None:
+    assert settings(example, section) is not None
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_selectors_take_the_pods_they_mean_and_no_others(example: str) -> None:
+    objects, found = of_example(example), list(pods(of_example(example)))
+    selectors = 0
+    for each in objects:
+        selector = each.get("spec", {}).get("selector", each.get("spec", {}).get("podSelector"))
+        if selector is None or each["kind"] == "ServiceMonitor":
+            continue
+        wanted = {"matchLabels": selector} if each["kind"] == "Service" else selector
+        taken = {pod.component for pod in found if selects(wanted, pod.labels)}
+        assert taken, f"{name_of(each)} selects no pod"
+        assert len(taken) == 1 or each["kind"] == "PodMonitor", f"{name_of(each)} selects {taken}"
+        changing = {"app.kubernetes.io/version", "helm.sh/chart", "app.kubernetes.io/managed-by"}
+        assert not changing & wanted["matchLabels"].keys(), name_of(each)
+        selectors += 1
+    assert selectors >= 10
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_ports_are_those_that_the_code_serves(example: str) -> None:
+    router, prefill = settings(example, "router"), settings(example, "prefill")
+    decode, pool = settings(example, "decode"), settings(example, "pool")
+    served = {
+        "router": {router.port, router.http_port, router.admin_port, router.health_port},
+        "prefill": {prefill.port, prefill.health_port},
+        "decode": {decode.port, 8080},
+        "ray-head": {6379, 8265, 8080, pool.control_port, pool.health_port},
+        "redis": {6379},
+        "test": set(),
+    }
+    for pod in pods(of_example(example)):
+        named = {port["containerPort"] for container in pod.containers for port in container.get("ports", [])}
+        assert named == served[pod.component], pod.component
+        for container in pod.containers:
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                if "grpc" in container.get(probe, {}):
+                    assert container[probe]["grpc"]["port"] in {
+                        router.health_port,
+                        prefill.health_port,
+                        pool.health_port,
+                    }
+                    # kubelet speaks no TLS, and this port has none.
+                    wanted = READINESS if probe == "readinessProbe" else LIVENESS
+                    assert container[probe]["grpc"]["service"] == wanted
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_services_lead_to_ports_of_their_pods_and_only_the_doors_are_public(example: str) -> None:
+    found = list(pods(of_example(example)))
+    for service in of_kind(of_example(example), "Service"):
+        (pod,) = [pod for pod in found if selects({"matchLabels": service["spec"]["selector"]}, pod.labels)]
+        ports = {port["name"]: port["containerPort"] for c in pod.containers for port in c.get("ports", [])}
+        reached = {ports[port["targetPort"]] for port in service["spec"]["ports"]}
+        if service["spec"].get("type", "ClusterIP") != "ClusterIP":
+            assert pod.component == "router"
+            assert reached <= {50051, 8000}
+        assert not reached & (ADMIN_PORTS | (RAY_PORTS - {REDIS_PORT})), name_of(service)
+        assert REDIS_PORT not in reached or pod.component == "redis"
+
+
+def reachable(policies: list[Object], source: Pod | None, target: Pod) -> set[int] | None:
+    """Ports that policies let source (None: anybody else) reach on target; None stands for all ports."""
+    allowed = ports_of(policies, "Ingress", target, source)
+    if source is None or allowed == set():
+        return allowed
+    out = ports_of(policies, "Egress", source, target)
+    if allowed is None or out is None:
+        return out if allowed is None else allowed
+    return allowed & out
+
+
+def ports_of(policies: list[Object], direction: str, pod: Pod, peer: Pod | None) -> set[int] | None:
+    """Ports of the rules in one direction; None where nothing is restricted, or all ports are named."""
+    of_pod = [p for p in policies if selects(p["spec"]["podSelector"], pod.labels)]
+    if not of_pod:
+        return None
+    found: set[int] = set()
+    for policy in of_pod:
+        for rule in policy["spec"].get(direction.lower(), []):
+            peers = rule.get("from" if direction == "Ingress" else "to")
+            if peers is None or any(is_peer(each, peer) for each in peers):
+                if "ports" not in rule:
+                    return None
+                found |= {port["port"] for port in rule["ports"]}
+    return found
+
+
+def is_peer(each: Object, peer: Pod | None) -> bool:
+    if "namespaceSelector" in each:
+        return peer is None
+    return peer is not None and selects(each["podSelector"], peer.labels)
+
+
+# Who dials whom, by the code: routers their workers, prefill workers the decode workers, all of them Redis.
+EDGES = {
+    ("router", "prefill"): {50060},
+    ("router", "decode"): {50060},
+    ("prefill", "decode"): {50060},
+    ("router", "redis"): {6379},
+    ("prefill", "redis"): {6379},
+    ("decode", "redis"): {6379},
+    ("ray-head", "redis"): {6379},
+    ("decode", "ray-head"): None,
+    ("ray-head", "decode"): None,
+    ("decode", "decode"): None,
+    ("test", "router"): {50051, 8000},
+    # The doors are for everybody, the release's own pods among them.
+    ("prefill", "router"): set(),
+    ("decode", "router"): set(),
+}
+
+
+@pytest.mark.parametrize("example", ["defaults", "laptop-cpu", "one-gpu-node", "autoscaled"])
+def test_policies_allow_what_the_code_dials_and_nothing_else(example: str) -> None:
+    policies = of_kind(of_example(example), "NetworkPolicy")
+    found = list(pods(of_example(example)))
+    served = [pod for pod in found if pod.component != "test"]
+    seen = set()
+    for source, target in product(found, served):
+        edge = (source.component, target.component)
+        ports = reachable(policies, source, target)
+        # 443 is the way to the hub while a model is pulled; nobody of ours listens there.
+        seen.add(edge)
+        assert (ports if ports is None else ports - {443, 6443}) == EDGES.get(edge, set()), edge
+    assert seen >= EDGES.keys()
+    for target in served:
+        outside = reachable(policies, None, target)
+        public = {50051, 8000} if target.component == "router" else set()
+        is_watched = example == "autoscaled" and target.component in ("ray-head", "decode")
+        assert outside is not None
+        assert outside <= public | ({8080, 8265} if is_watched else set()), target.component
+
+
+def test_with_nixl_the_two_that_move_kv_may_use_any_port_of_each_other() -> None:
+    policies = of_kind(of_example("many-nodes-rdma"), "NetworkPolicy")
+    found = {pod.component: pod for pod in pods(of_example("many-nodes-rdma"))}
+    assert reachable(policies, found["prefill"], found["decode"]) is None
+    assert reachable(policies, found["decode"], found["prefill"]) is None
+    assert reachable(policies, found["router"], found["decode"]) == {50060}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_clients_can_be_named(example: str) -> None:
+    named = {"clients": {"app": {"namespaceSelector": {}}}}
+    objects = rendered(example, networkPolicy=named)
+    (policy,) = [p for p in of_kind(objects, "NetworkPolicy") if p["metadata"]["name"].endswith("-router")]
+    (rule,) = policy["spec"]["ingress"]
+    assert {"namespaceSelector": {}} in rule["from"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_no_secret_is_where_secrets_do_not_belong(example: str) -> None:
+    text = config_of(of_example(example))
+    assert not re.search(r"://[^/@\s]*:[^@\s]+@", text)
+    for pod in pods(of_example(example)):
+        for container in pod.containers:
+            words = " ".join([*container.get("command", []), *container.get("args", [])])
+            assert not re.search(r"(?i)(token|key|secret)=\S", words)
+            for variable in container.get("env", []):
+                if re.search(r"TOKEN$|PASSWORD|API_KEY", variable["name"]):
+                    assert "secretKeyRef" in variable["valueFrom"], variable["name"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_grace_is_longer_than_what_it_is_for(example: str) -> None:
+    router, prefill, pool = (settings(example, name) for name in ("router", "prefill", "pool"))
+    for pod in pods(of_example(example)):
+        grace = pod.spec.get("terminationGracePeriodSeconds")
+        if pod.component == "router":
+            (container,) = pod.spec["containers"]
+            assert grace >= router.drain_s + int(container["lifecycle"]["preStop"]["exec"]["command"][1]) + 15
+        elif pod.component == "prefill":
+            assert grace >= prefill.drain_s + 15
+        elif pod.component == "decode":
+            (container,) = pod.spec["containers"]
+            waits = float(container["lifecycle"]["preStop"]["exec"]["command"][-1])
+            # Telling Ray takes up to 15 s of it.
+            assert grace >= 15 + waits > pool.drain_s + 15
+        elif pod.component == "ray-head":
+            assert grace >= pool.drain_s + 40
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_role_has_a_disruption_budget_that_names_a_number(example: str) -> None:
+    found = list(pods(of_example(example)))
+    budgets = of_kind(of_example(example), "PodDisruptionBudget")
+    covered = {p.component for p in found for b in budgets if selects(b["spec"]["selector"], p.labels)}
+    assert covered == {"router", "prefill", "decode"}
+    assert all(isinstance(budget["spec"]["maxUnavailable"], int) for budget in budgets)
+    none = of_kind(rendered(example, router={"maxUnavailable": 0}), "PodDisruptionBudget")
+    (zero,) = [budget for budget in none if budget["metadata"]["name"] == "demo-baton-router"]
+    assert zero["spec"]["maxUnavailable"] == 0
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_pods_keep_to_the_restricted_standard(example: str) -> None:
+    """Kubernetes' documentation, "Pod Security Standards", restricted; and a read-only root."""
+    for pod in pods(of_example(example)):
+        of_pod = pod.spec["securityContext"]
+        assert of_pod["runAsNonRoot"] is True
+        assert of_pod["runAsUser"] > 0
+        assert of_pod["seccompProfile"]["type"] == "RuntimeDefault"
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.spec.keys()
+        allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
+        if example == "one-gpu-node":
+            # Which the chart's README names as the exception.
+            allowed |= {"hostPath"}
+        for volume in pod.spec.get("volumes", []):
+            assert volume.keys() - {"name"} <= allowed
+        for container in pod.containers:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
+            assert mounts <= {volume["name"] for volume in pod.spec["volumes"]}
+        if pod.component != "ray-head" or example != "autoscaled":
+            assert pod.spec["automountServiceAccountToken"] is False
+
+
+def exported() -> set[str]:
+    """Names as Prometheus sees them: of a router, and of Ray's nodes."""
+    registry = CollectorRegistry()
+    reader = PrometheusMetricReader(registry=registry) if _takes_registry() else PrometheusMetricReader()
+    metrics = RouterMetrics(MeterProvider(metric_readers=[reader]).get_meter("baton"))
+    metrics.watch(CostModel())
+    metrics.watch_load(lambda: [1.0], lambda: 1)
+    metrics.placed("remote", "normal", 0.1)
+    metrics.regretted("remote", 1.0)
+    metrics.shed("queue")
+    names = {sample.name for family in reader._collector.collect() for sample in family.samples}
+    return names | {f"ray_baton_worker_{name}" for name in _GAUGES} | {"up"}
+
+
+def _takes_registry() -> bool:
+    return "registry" in PrometheusMetricReader.__init__.__code__.co_varnames
+
+
+def queries() -> Iterator[str]:
+    rules = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    for group in rules["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
+    for scaled in of_kind(of_example("autoscaled"), "ScaledObject"):
+        yield from (trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"])
+
+
+def test_alerts_and_autoscalers_ask_for_metrics_that_exist() -> None:
+    names, asked = exported(), set()
+    for query in queries():
+        asked |= set(re.findall(r"\b((?:ray_)?baton_\w+)", query))
+    assert len(asked) >= 9
+    assert asked <= names
+
+
+def test_each_alert_has_its_section_in_the_guide() -> None:
+    rules = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    guide = Path(CHART.parents[2] / "docs" / "deployment.md").read_text()
+    assert set(re.findall(r"^### (Baton\w+)$", guide, re.MULTILINE)) == alerts
+
+
+@pytest.mark.parametrize("role", ["router", "prefill"])
+@pytest.mark.parametrize("kind", ["hpa", "keda"])
+def test_an_autoscaler_has_the_number_for_itself(role: str, kind: str) -> None:
+    objects = rendered("defaults", **{role: {"autoscaling": {"kind": kind}}})
+    (deployment,) = [d for d in of_kind(objects, "Deployment") if d["metadata"]["name"].endswith(f"-{role}")]
+    assert "replicas" not in deployment["spec"]
+    made = {"hpa": "HorizontalPodAutoscaler", "keda": "ScaledObject"}[kind]
+    (scaler,) = of_kind(objects, made)
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+
+
+def test_one_worker_runs_per_pod_of_the_group_that_serves() -> None:
+    groups = {
+        "main": {"replicas": 2},
+        "next": {"replicas": 3, "min": 0, "max": 4, "shm": "1Gi", "resources": {}},
+    }
+    objects = rendered("defaults", decode={"serving": "next", "groups": groups})
+    (cluster,) = of_kind(objects, "RayCluster")
+    offered = {
+        group["groupName"]: group["rayStartParams"]["resources"]
+        for group in cluster["spec"]["workerGroupSpecs"]
+    }
+    assert offered == {
+        "main": "'{\"baton_decode_main\": 1}'",
+        "next": "'{\"baton_decode_next\": 1}'",
+    }
+    pool = tomllib.loads(config_of(objects))["pool"]
+    assert (pool["decode"], pool["decode_resources"]) == (3, ["baton_decode_next=1"])
