@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import ssl
 from collections.abc import AsyncIterator
@@ -103,7 +104,9 @@ def chart_users() -> list[str]:
     text = render()["redis-statefulset.yaml"]
     found = re.search(r"users\.acl <<END\n(.*?)\n *END\n", text, re.DOTALL)
     assert found is not None
-    return [line.strip().replace("$password", "pw") for line in found[1].splitlines()]
+    return [
+        line.strip().replace("$digest", hashlib.sha256(b"pw").hexdigest()) for line in found[1].splitlines()
+    ]
 
 
 async def test_the_charts_user_may_do_what_baton_does_and_nothing_else() -> None:

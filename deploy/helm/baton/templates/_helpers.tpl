@@ -291,8 +291,8 @@ command: {{ toJson .command }}
       tolerance only. */ -}}
 {{- define "baton.redisAcl" -}}
 user default off
-user baton on >$password resetkeys ~{{ include "baton.fullname" . }}:* resetchannels +@read +@write +@connection +@transaction +info +scan -@dangerous +info +role -@scripting -@blocking
+user baton on #$digest resetkeys ~{{ include "baton.fullname" . }}:* resetchannels +@read +@write +@connection +@transaction +info +scan -@dangerous +info +role -@scripting -@blocking
 {{- if .Values.decode.ray.gcsFaultTolerance.enabled }}
-user ray on >$password allkeys allchannels +@all -@admin
+user ray on #$digest allkeys allchannels +@all -@admin
 {{- end }}
 {{- end -}}
