@@ -19,10 +19,11 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from baton.errors import BatonError, ConfigError, InternalError, Unavailable
+from baton.errors import BatonError, ConfigError, InternalError, InvalidRequest, Unavailable
 from baton.logs import get_logger
 from baton.rpc import SERVER_OPTIONS, to_status, translate
 
@@ -37,6 +38,9 @@ MAX_PROBES: Final = 32
 # Names that the health service knows beside those of the services.
 READINESS: Final = "readiness"
 LIVENESS: Final = "liveness"
+
+# Stands for a request that is no message.
+_UNREADABLE: Final = object()
 
 ResultT = TypeVar("ResultT")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -275,15 +279,34 @@ def _guard(
         behavior = _pumping(behavior)
 
     async def guarded(request: Any, context: Context) -> Any:
+        if request is _UNREADABLE:
+            return await _abort(context, InvalidRequest(f"the message is none that {method} takes"))
         return await _answering(_covered(behavior(request, context), calls, method), context, method)
 
     build = getattr(grpc, f"{kind}_rpc_method_handler")
     wrapped: grpc.RpcMethodHandler[Any, Any] = build(
         guarded,
-        request_deserializer=handler.request_deserializer,
+        # Of a stream whose message cannot be read gRPC ends the call; its peer is one of the cluster's.
+        request_deserializer=handler.request_deserializer
+        if handler.request_streaming
+        else _reading(handler.request_deserializer),
         response_serializer=handler.response_serializer,
     )
     return wrapped
+
+
+def _reading(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """deserialize; bytes that are no message give _UNREADABLE, where gRPC would log a traceback for each."""
+    if deserialize is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _UNREADABLE
+
+    return read
 
 
 async def _covered(work: Awaitable[ResultT], calls: Calls, method: str) -> ResultT:

@@ -67,3 +67,30 @@ def test_every_function_of_the_shared_generator_is_banned_and_no_class_is() -> N
 )
 def test_the_bans_hold_in_every_package(folder: str) -> None:
     assert banned("import time", f"{folder}/made_up.py") == {"time"}
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        ("import pickle\nx = pickle.loads(b'')\n", "S301"),
+        ("import marshal\nx = marshal.loads(b'')\n", "S302"),
+        ("import pickle\n", "S403"),
+    ],
+)
+@pytest.mark.parametrize(
+    "folder", ["baton", "engine", "kvtransfer", "prefill_worker", "decode_worker", "router"]
+)
+def test_unpickling_is_refused(folder: str, source: str, rule: str) -> None:
+    """By the repository's own settings, in every package that runs."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "json"),
+            *("--stdin-filename", f"{folder}/made_up.py", "-"),
+        ],
+        input=source,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert rule in {finding["code"] for finding in json.loads(done.stdout)}

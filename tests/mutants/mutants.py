@@ -34,7 +34,7 @@ MUTANTS: list[Mutant] = []
 mutant = registering(MUTANTS)
 
 
-@mutant("blocks of a cancelled request are given away while a step still writes to them")
+@mutant("blocks of a cancelled request are given away while a step still writes to them", seed=2)
 def step_fence_skipped() -> Any:
     return patch.object(Scheduler, "fence", property(lambda self: None))
 
@@ -212,7 +212,7 @@ def abort_if_uncommitted_ignored() -> Any:
     return patch.object(DecodeWorker, "_abort_if_uncommitted", lambda self, session, attempt_id, now: None)
 
 
-@mutant("a committed request is given up, and its blocks with it, when its prefill worker dies", seed=6)
+@mutant("a committed request is given up, and its blocks with it, when its prefill worker dies", seed=68)
 def abort_does_not_look_at_the_commit() -> Any:
     def abort(self: Any, attempt_id: bytes, now: float) -> Any:
         self.release(attempt_id, GoneReason.CANCELLED, now)
@@ -363,6 +363,6 @@ def pair_tried_once() -> Any:
     return patch.object(Pairs, "_reach", reach)
 
 
-@mutant("connections to decode workers that are long dead are kept")
+@mutant("connections to decode workers that are long dead are kept", seed=2)
 def pair_never_parted() -> Any:
     return patch.object(Pairs, "part", lambda self, session_id, incarnation: None)

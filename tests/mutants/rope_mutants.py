@@ -19,7 +19,7 @@ def step_never_outgrown() -> Any:
     return patch.object(Scheduler, "_outgrow", lambda self: None)
 
 
-@mutant("an answer that waits for its place in the batch joins it at a scale that it has left", seed=12)
+@mutant("an answer that waits for its place in the batch joins it at a scale that it has left", seed=14)
 def only_who_runs_outgrows() -> Any:
     def outgrow(self: Any) -> None:
         for request in [r for r in self._running.values() if r.status is RequestStatus.DECODING]:

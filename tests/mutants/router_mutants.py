@@ -64,7 +64,7 @@ def prefixes_of_a_lost_worker_kept() -> Any:
     return patch.object(PrefixMap, "forget", lambda self, worker: None)
 
 
-@mutant("prompts go to a worker for KV that it evicted")
+@mutant("prompts go to a worker for KV that it evicted", seed=1)
 def evicted_prefixes_kept() -> Any:
     return patch.object(PrefixMap, "_remove", lambda self, holder, keys: None)
 
