@@ -57,6 +57,7 @@ COMMANDS = (
     Entry(name="scale", panel=_RUN, help="Add workers, or drain and remove some."),
     Entry(name="drain", panel=_RUN, help="Let one worker end what it has, then remove it."),
     Entry(name="tenants", panel=_RUN, help="Tell callers apart by their API keys."),
+    Entry(name="plan", panel=_HERE, help="Say how many workers a load needs."),
     Entry(name="pull", panel=_HERE, help="Fetch a model."),
     Entry(name="models", panel=_HERE, help="List the models that have been pulled, and what fits."),
     Entry(name="config", panel=_HERE, help="Show settings and where each one comes from."),

@@ -1,0 +1,1 @@
+"""How many workers a load needs: `baton plan`. By formulas and tables; nothing is measured."""

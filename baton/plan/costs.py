@@ -1,0 +1,98 @@
+"""What a model costs by formula: floating point operations and bytes, of its configuration alone.
+
+    prefill of S tokens:  FLOP = 2 * P_lin * S + 2 * L * H * h * S^2 + 2 * V * D       (causal attention)
+    decode of B answers:  FLOP = 2 * P_tot * B + 4 * L * H * h * sum(context)
+                          bytes = w * P_read + KV * sum(context)
+    KV bytes per token:   2 * L * K * h * c
+
+L layers, D hidden, H query heads, K kv heads, h head size, V vocabulary, w bytes per weight, c per element of
+KV. P_lin: weights of the layers' products that one token passes; P_tot: and of the head. P_read: weights that
+a step reads; of experts those that a batch chooses, at most all. Windows shorten what attention sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from baton.model_config import LayerConfig, ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCosts:
+    """Of one model. weight_bytes, kv_element_bytes: bytes per weight, and per element of KV."""
+
+    config: ModelConfig
+    weight_bytes: float = 2.0
+    kv_element_bytes: float = 2.0
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Self:
+        """In 16 bits, weights and KV alike."""
+        return cls(config=config)
+
+    @property
+    def linear_params(self) -> int:
+        """P_lin."""
+        return sum(self._layer_params(layer, chosen_only=True) for layer in self.config.layers)
+
+    @property
+    def stored_bytes(self) -> float:
+        """Of all weights, embedding and head included."""
+        config = self.config
+        embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+        layers = sum(self._layer_params(layer, chosen_only=False) for layer in config.layers)
+        return self.weight_bytes * (layers + embeddings)
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Keys and values of all layers."""
+        config = self.config
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.kv_element_bytes
+
+    def prefill_flops(self, num_tokens: float) -> float:
+        """Of one prompt."""
+        config = self.config
+        attention = 0.0
+        for layer in config.layers:
+            seen = num_tokens / 2 if not layer.window else min(num_tokens / 2, layer.window)
+            attention += 4 * config.num_heads * config.head_dim * num_tokens * seen
+        return 2 * self.linear_params * num_tokens + attention + 2 * self._head_params
+
+    def decode_flops(self, batch: float, context: float) -> float:
+        """Of one step of a batch whose contexts are that long in the mean."""
+        config = self.config
+        attention = sum(
+            4 * config.num_heads * config.head_dim * (min(context, layer.window) if layer.window else context)
+            for layer in config.layers
+        )
+        return batch * (2 * (self.linear_params + self._head_params) + attention)
+
+    def decode_bytes(self, batch: float, context: float) -> float:
+        """Read by one such step. A mixture's batch chooses ever more of its experts, at most all."""
+        config = self.config
+        weights = float(self._head_params)
+        for layer in config.layers:
+            chosen = self._layer_params(layer, chosen_only=True)
+            stored = self._layer_params(layer, chosen_only=False)
+            weights += min(stored, chosen * max(1.0, batch)) if layer.is_moe else chosen
+        per_layer = self.kv_bytes_per_token / config.num_layers
+        kv = sum(
+            per_layer * (min(context, layer.window) if layer.window else context) for layer in config.layers
+        )
+        return self.weight_bytes * weights + batch * kv
+
+    @property
+    def _head_params(self) -> int:
+        return self.config.vocab_size * self.config.hidden_size
+
+    def _layer_params(self, layer: LayerConfig, *, chosen_only: bool) -> int:
+        config = self.config
+        heads = config.num_heads + 2 * config.num_kv_heads
+        attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
+        if not layer.is_moe or config.moe is None:
+            return attention + 3 * config.hidden_size * config.intermediate_size
+        experts = config.moe.num_chosen if chosen_only else config.moe.num_experts
+        mlp = 3 * config.hidden_size * config.moe.intermediate_size * experts
+        return attention + mlp + config.hidden_size * config.moe.num_experts

@@ -1,0 +1,206 @@
+"""From demand, model and device to numbers of workers, for one case of what devices reach.
+
+Prefill workers are k servers that each compute one prompt at a time; decode workers share answers equally,
+and each steps all of its own at once:
+
+    service(S) = prefill FLOP(S) / (peak * share)               prompts wait as in baton.plan.queueing
+    step(B)    = max(bytes(B) / (memory's rate * share), FLOP(B) / (peak * prefill's share))
+    B          = rate * output * step(B) / workers              Little's law
+
+A colocated worker does both: a step computes its answers and a chunk of prompts that keeps the gap between
+tokens, so it computes prompts (itl - step(B)) / itl of the time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from baton.errors import ConfigError
+from baton.plan.costs import ModelCosts
+from baton.plan.demand import Demand, Objectives
+from baton.plan.profile import DeviceProfile
+from baton.plan.queueing import share_within, waits
+
+MAX_WORKERS = 4_096
+# Of a device's memory, for weights and KV together; as a worker takes it on a GPU.
+MEMORY_SHARE = 0.9
+# Answers at once vary like a Poisson number: room for two of its standard deviations.
+SPREAD = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is needed, and what it does. Times in seconds.
+
+    colocated: workers that do both, for the same objectives; None where none do.
+    link_gbps: gigabits per second that a prefill worker's KV fills while it computes.
+    is_hidden: whether the profile's link carries that.
+    """
+
+    prefill: int
+    decode: int
+    colocated: int | None
+    ttft_mean_s: float
+    ttft_share: float
+    itl_s: float
+    answers_per_worker: float
+    kv_gb: float
+    kv_room_gb: float
+    link_gbps: float
+    is_hidden: bool
+
+
+class Planner:
+    """One case: the shares of peak and memory that are reached."""
+
+    def __init__(
+        self, costs: ModelCosts, profile: DeviceProfile, demand: Demand, objectives: Objectives, case: int
+    ) -> None:
+        self._costs = costs
+        self._demand = demand
+        self._objectives = objectives
+        self._profile = profile
+        self._flops = 1e12 * profile.peak_tflops * profile.prefill[case]
+        self._bytes = 1e9 * profile.memory_gbps * profile.decode[case]
+        self._services = [self.prefill_s(length) for length in demand.prompts]
+        self._context = demand.mean_prompt + demand.output / 2
+        room = 1e9 * profile.memory_gb * MEMORY_SHARE - costs.stored_bytes
+        if room <= 0:
+            raise ConfigError(
+                f"the weights take {costs.stored_bytes / 1e9:.1f} GB, and {profile.name} has "
+                f"{profile.memory_gb:g} GB; a worker is one device: take a larger one, or a smaller model",
+                field="device",
+            )
+        self._room = room
+
+    def plan(self) -> Plan:
+        """Raises ConfigError, naming the objective, if no number of workers meets it."""
+        decode = self.decode_workers()
+        prefill = self.prefill_workers()
+        probability, wait = self._waits(prefill)
+        batch = self.batch(decode)
+        per_token, mean = self._costs.kv_bytes_per_token, sum(self._services) / len(self._services)
+        link = 8 * per_token * self._demand.mean_prompt / mean / 1e9
+        return Plan(
+            prefill=prefill,
+            decode=decode,
+            colocated=self.colocated_workers(),
+            ttft_mean_s=probability * wait + mean + self.step_s(batch),
+            ttft_share=self._share(prefill),
+            itl_s=self.step_s(batch),
+            answers_per_worker=batch,
+            kv_gb=batch * self._context * per_token / 1e9,
+            kv_room_gb=self._room / 1e9,
+            link_gbps=link,
+            is_hidden=link <= self._profile.gbps_link,
+        )
+
+    def prefill_s(self, num_tokens: float) -> float:
+        """Of one prompt alone, at least one reading of the weights."""
+        floor = self._costs.decode_bytes(1, 0) / self._bytes
+        return max(self._costs.prefill_flops(num_tokens) / self._flops, floor)
+
+    def step_s(self, batch: float) -> float:
+        """Of one decode step."""
+        costs = self._costs
+        return max(
+            costs.decode_bytes(batch, self._context) / self._bytes,
+            costs.decode_flops(batch, self._context) / self._flops,
+        )
+
+    def prefill_workers(self) -> int:
+        """The fewest by which the share of first tokens comes in time."""
+        fewest = max(1, math.ceil(self._demand.rate * sum(self._services) / len(self._services)))
+        best = self._share(MAX_WORKERS)
+        if best < self._objectives.share:
+            raise ConfigError(
+                f"ttft is {1000 * self._objectives.ttft_s:g} ms, in which {best:.0%} of the prompts can be "
+                "computed at all on this device; allow more, or ask for a smaller share",
+                field="ttft",
+            )
+        return next(k for k in range(fewest, MAX_WORKERS + 1) if self._share(k) >= self._objectives.share)
+
+    def decode_workers(self) -> int:
+        """The fewest that keep the gap between tokens and have room for the KV."""
+        if self.step_s(1) > self._objectives.itl_s:
+            raise ConfigError(
+                f"itl is {1000 * self._objectives.itl_s:g} ms, and one answer alone has a token every "
+                f"{1000 * self.step_s(1):.1f} ms on this device; ask for more",
+                field="itl",
+            )
+        for workers in range(1, MAX_WORKERS + 1):
+            if self._keeps(self.batch(workers)):
+                return workers
+        raise ConfigError(f"more than {MAX_WORKERS} decode workers would be needed", field="rate")
+
+    def batch(self, workers: int) -> float:
+        """Answers at once on each of so many workers, by Little's law; infinite where they cannot keep up."""
+        wanted = self._demand.rate * self._demand.output / workers
+        low, high = 0.0, 1.0
+        while high <= 1e6 and wanted * self.step_s(high) > high:
+            high *= 2
+        if high > 1e6:
+            return math.inf
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if wanted * self.step_s(middle) > middle else (low, middle)
+        return high
+
+    def colocated_workers(self) -> int | None:
+        """The fewest that do both with the same gap between tokens; None if there is no number."""
+        itl = self._objectives.itl_s
+        for workers in range(1, MAX_WORKERS + 1):
+            batch = self._demand.rate * self._demand.output * itl / workers
+            spare = 1 - self.step_s(batch) / itl
+            if spare <= 0 or not self._has_room(batch):
+                continue
+            if self._share(workers, slowed=1 / spare) >= self._objectives.share:
+                return workers
+        return None
+
+    def _keeps(self, batch: float) -> bool:
+        if math.isinf(batch):
+            return False
+        most = batch + SPREAD * math.sqrt(batch)
+        return self.step_s(most) <= self._objectives.itl_s and self._has_room(batch)
+
+    def _has_room(self, batch: float) -> bool:
+        most = batch + SPREAD * math.sqrt(batch)
+        return (
+            most * (self._demand.mean_prompt + self._demand.output) * self._costs.kv_bytes_per_token
+            <= self._room
+        )
+
+    def _waits(self, workers: int, slowed: float = 1.0) -> tuple[float, float]:
+        services = [slowed * service for service in self._services]
+        mean = sum(services) / len(services)
+        variance = sum((service - mean) ** 2 for service in services) / len(services)
+        return waits(self._demand.rate, mean, variance / mean**2, workers)
+
+    def _share(self, workers: int, slowed: float = 1.0) -> float:
+        """Of first tokens that come in time."""
+        probability, wait = self._waits(workers, slowed)
+        limit = self._objectives.ttft_s - min(self._objectives.itl_s, self.step_s(1))
+        within = [share_within(limit - slowed * service, probability, wait) for service in self._services]
+        return sum(within) / len(within)
+
+
+def break_even(
+    costs: ModelCosts, profile: DeviceProfile, demand: Demand, objectives: Objectives, case: int = 1
+) -> float | None:
+    """Mean prompt length from which on the split needs no more devices than colocated workers.
+
+    None if it needs more at any length. Everything else stays as it is. Looked for between a sixteenth of the
+    prompts and sixteen times them, in steps of a fifth.
+    """
+    for power in range(-15, 16):
+        factor = 1.2**power
+        scaled = demand.scaled(factor)
+        try:
+            found = Planner(costs, profile, scaled, objectives, case).plan()
+        except ConfigError:
+            continue
+        if found.colocated is None or found.prefill + found.decode <= found.colocated:
+            return scaled.mean_prompt
+    return None
