@@ -43,7 +43,7 @@ def rendered(example: str, **values: Any) -> list[Object]:
         found
         for name, text in texts.items()
         if name.endswith(".yaml")
-        for found in yaml.safe_load_all(text)
+        for found in yaml.load_all(text, Loader=yaml.CSafeLoader)
         if found
     ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,12 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry
 
-from baton.config import load_config
 from baton.pool.actor_metrics import _GAUGES
-from baton.pool.config import PoolConfig
 from baton.rpc_server import LIVENESS, READINESS
 from checks.chart_values import CHART
-from decode_worker.config import DecodeConfig
-from prefill_worker.config import PrefillConfig
-from router.config import RouterConfig
 from router.learning.cost_model import CostModel
 from router.metrics import RouterMetrics
+from tests.deploy.chart_settings import CONFIGS, settings
 from tests.deploy.manifests import (
     EXAMPLES,
     Object,
@@ -38,23 +33,7 @@ from tests.deploy.manifests import (
     selects,
 )
 
-CONFIGS: dict[str, type[Any]] = {
-    "router": RouterConfig,
-    "prefill": PrefillConfig,
-    "decode": DecodeConfig,
-    "pool": PoolConfig,
-}
 RAY_PORTS, REDIS_PORT, ADMIN_PORTS = {6379, 8265, 10001}, 6379, {50052, 50053}
-
-
-def settings(example: str, section: str) -> Any:
-    """The settings as the process reads them."""
-    tables = tomllib.loads(config_of(of_example(example)))
-    environ = {}
-    for name, value in tables[section].items():
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        environ[f"BATON_{section.upper()}_{name.upper()}"] = text.lower() if isinstance(value, bool) else text
-    return load_config(CONFIGS[section], section=section, argv=[], environ=environ)
 
 
 @pytest.mark.parametrize("section", CONFIGS)
@@ -121,96 +100,6 @@ def test_services_lead_to_ports_of_their_pods_and_only_the_doors_are_public(exam
             assert reached <= {50051, 8000}
         assert not reached & (ADMIN_PORTS | (RAY_PORTS - {REDIS_PORT})), name_of(service)
         assert REDIS_PORT not in reached or pod.component == "redis"
-
-
-def reachable(policies: list[Object], source: Pod | None, target: Pod) -> set[int] | None:
-    """Ports that policies let source (None: anybody else) reach on target; None stands for all ports."""
-    allowed = ports_of(policies, "Ingress", target, source)
-    if source is None or allowed == set():
-        return allowed
-    out = ports_of(policies, "Egress", source, target)
-    if allowed is None or out is None:
-        return out if allowed is None else allowed
-    return allowed & out
-
-
-def ports_of(policies: list[Object], direction: str, pod: Pod, peer: Pod | None) -> set[int] | None:
-    """Ports of the rules in one direction; None where nothing is restricted, or all ports are named."""
-    of_pod = [p for p in policies if selects(p["spec"]["podSelector"], pod.labels)]
-    if not of_pod:
-        return None
-    found: set[int] = set()
-    for policy in of_pod:
-        for rule in policy["spec"].get(direction.lower(), []):
-            peers = rule.get("from" if direction == "Ingress" else "to")
-            if peers is None or any(is_peer(each, peer) for each in peers):
-                if "ports" not in rule:
-                    return None
-                found |= {port["port"] for port in rule["ports"]}
-    return found
-
-
-def is_peer(each: Object, peer: Pod | None) -> bool:
-    if "namespaceSelector" in each:
-        return peer is None
-    return peer is not None and selects(each["podSelector"], peer.labels)
-
-
-# Who dials whom, by the code: routers their workers, prefill workers the decode workers, all of them Redis.
-EDGES = {
-    ("router", "prefill"): {50060},
-    ("router", "decode"): {50060},
-    ("prefill", "decode"): {50060},
-    ("router", "redis"): {6379},
-    ("prefill", "redis"): {6379},
-    ("decode", "redis"): {6379},
-    ("ray-head", "redis"): {6379},
-    ("decode", "ray-head"): None,
-    ("ray-head", "decode"): None,
-    ("decode", "decode"): None,
-    ("test", "router"): {50051, 8000},
-    # The doors are for everybody, the release's own pods among them.
-    ("prefill", "router"): set(),
-    ("decode", "router"): set(),
-}
-
-
-@pytest.mark.parametrize("example", ["defaults", "laptop-cpu", "one-gpu-node", "autoscaled"])
-def test_policies_allow_what_the_code_dials_and_nothing_else(example: str) -> None:
-    policies = of_kind(of_example(example), "NetworkPolicy")
-    found = list(pods(of_example(example)))
-    served = [pod for pod in found if pod.component != "test"]
-    seen = set()
-    for source, target in product(found, served):
-        edge = (source.component, target.component)
-        ports = reachable(policies, source, target)
-        # 443 is the way to the hub while a model is pulled; nobody of ours listens there.
-        seen.add(edge)
-        assert (ports if ports is None else ports - {443, 6443}) == EDGES.get(edge, set()), edge
-    assert seen >= EDGES.keys()
-    for target in served:
-        outside = reachable(policies, None, target)
-        public = {50051, 8000} if target.component == "router" else set()
-        is_watched = example == "autoscaled" and target.component in ("ray-head", "decode")
-        assert outside is not None
-        assert outside <= public | ({8080, 8265} if is_watched else set()), target.component
-
-
-def test_with_nixl_the_two_that_move_kv_may_use_any_port_of_each_other() -> None:
-    policies = of_kind(of_example("many-nodes-rdma"), "NetworkPolicy")
-    found = {pod.component: pod for pod in pods(of_example("many-nodes-rdma"))}
-    assert reachable(policies, found["prefill"], found["decode"]) is None
-    assert reachable(policies, found["decode"], found["prefill"]) is None
-    assert reachable(policies, found["router"], found["decode"]) == {50060}
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_clients_can_be_named(example: str) -> None:
-    named = {"clients": {"app": {"namespaceSelector": {}}}}
-    objects = rendered(example, networkPolicy=named)
-    (policy,) = [p for p in of_kind(objects, "NetworkPolicy") if p["metadata"]["name"].endswith("-router")]
-    (rule,) = policy["spec"]["ingress"]
-    assert {"namespaceSelector": {}} in rule["from"]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

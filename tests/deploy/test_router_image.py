@@ -24,7 +24,6 @@ ASKED = {
     "explain abc": 3,
     "scale --decode 2": 3,
     "drain decode-1": 3,
-    "chat hello": 3,
     "bench --requests 1": 3,
     "config show router": 0,
     "models": 0,
