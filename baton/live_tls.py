@@ -11,35 +11,19 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import grpc
 
 from baton.errors import ConfigError
 from baton.logs import get_logger
-
-if TYPE_CHECKING:
-    from baton.tls import TlsFiles
+from baton.tls import Pem, TlsFiles
 
 # Renewals come days before the end; a handshake shall not wait for the disk each time.
 LOOK_EVERY_S: Final = 5.0
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pem:
-    """Contents of a set of files that belong together. ca: who signs peers, or None where none are asked."""
-
-    key: bytes
-    cert: bytes
-    ca: bytes | None
-
-    def server_configuration(self) -> grpc.ServerCertificateConfiguration:
-        """As gRPC's servers take it."""
-        return grpc.ssl_server_certificate_configuration([(self.key, self.cert)], root_certificates=self.ca)
 
 
 class LiveTls:

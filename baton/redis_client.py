@@ -43,6 +43,10 @@ class PasswordFile(CredentialProvider):
         password = self._path.read_text(encoding="utf-8").strip()
         return (password,) if self._user is None else (self._user, password)
 
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """The same: a small file, read once per connection."""
+        return self.get_credentials()
+
 
 def open_redis(url: str, on_connect: Callable[[], object] = lambda: None) -> Redis:
     """A client that connects on first use.

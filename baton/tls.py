@@ -9,14 +9,16 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import grpc
 import grpc.aio
 
 from baton.errors import ConfigError
-from baton.live_tls import LiveTls, Pem
 from baton.rpc import OpenChannel, open_channel
+
+if TYPE_CHECKING:
+    from baton.live_tls import LiveTls
 
 TLS_SETTINGS: Final = ("tls_cert", "tls_key", "tls_ca", "tls_server_name")
 
@@ -39,6 +41,19 @@ class TlsSettings(Protocol):
     @property
     def tls_server_name(self) -> str:
         """Name in the certificates of those that are dialled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pem:
+    """Contents of a set of files that belong together. ca: who signs peers, or None where none are asked."""
+
+    key: bytes
+    cert: bytes
+    ca: bytes | None
+
+    def server_configuration(self) -> grpc.ServerCertificateConfiguration:
+        """As gRPC's servers take it."""
+        return grpc.ssl_server_certificate_configuration([(self.key, self.cert)], root_certificates=self.ca)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,28 +100,28 @@ class TlsFiles:
         Files that change later are followed (baton.live_tls). Raises ConfigError, as all that read files do,
         if one cannot be read or is not what it should be.
         """
-        return LiveTls(self, ca=self.ca).server_credentials() if self.ca else None
+        return self._live(self.ca).server_credentials() if self.ca else None
 
     def public_server_credentials(self, client_ca: str = "") -> grpc.ServerCredentials | None:
         """For the clients' port. None: plain text.
 
         client_ca: who signs clients' certificates, or "" if they need none.
         """
-        return self._public(client_ca).server_credentials() if self.ca else None
+        return self._live(client_ca, "client_ca").server_credentials() if self.ca else None
 
     def public_context(self, client_ca: str = "") -> ssl.SSLContext | None:
         """For the clients' HTTP port, as public_server_credentials() is for the other."""
-        return self._public(client_ca).server_context() if self.ca else None
+        return self._live(client_ca, "client_ca").server_context() if self.ca else None
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """For dialling ports inside the cluster, with the files as they are now. None: plain text."""
-        return LiveTls(self, ca=self.ca).channel_credentials() if self.ca else None
+        return self._live(self.ca).channel_credentials() if self.ca else None
 
     def opener(self) -> OpenChannel:
         """Opens channels to ports of the cluster, each with the files as they are then."""
         if not self.ca:
             return open_channel
-        live = LiveTls(self, ca=self.ca)
+        live = self._live(self.ca)
 
         def opened(address: str) -> grpc.aio.Channel:
             return open_channel(address, credentials=live.channel_credentials(), server_name=self.server_name)
@@ -131,8 +146,11 @@ class TlsFiles:
             context.load_verify_locations(Path(ca).expanduser())
         return context
 
-    def _public(self, client_ca: str) -> LiveTls:
-        return LiveTls(self, ca=client_ca, setting="client_ca")
+    def _live(self, ca: str, setting: str = "tls_ca") -> LiveTls:
+        # The SDK reads certificates as well, and has no log.
+        from baton.live_tls import LiveTls  # noqa: PLC0415
+
+        return LiveTls(self, ca=ca, setting=setting)
 
     def _read_pair(self) -> tuple[bytes, bytes]:
         """Private key and certificates, checked to belong together."""

@@ -29,7 +29,7 @@ def main() -> int:
         _write(expected)
         return 0
     wrong = [path for path, text in expected.items() if not path.is_file() or path.read_text() != text]
-    wrong += set(GOLDEN.glob("*/*.yaml")) - set(expected)
+    wrong += set(GOLDEN.glob("*/*")) - set(expected)
     for path in wrong:
         print(f"{path}: is not what the chart gives; run python -m checks.chart --write and read it")
     return bool(wrong)
@@ -48,7 +48,7 @@ def golden() -> dict[Path, str]:
 
 
 def _write(files: Mapping[Path, str]) -> None:
-    for path in set(GOLDEN.glob("*/*.yaml")) - set(files):
+    for path in set(GOLDEN.glob("*/*")) - set(files):
         path.unlink()
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,8 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 HEAVY = {"torch", "numpy", "ray", "redis", "tokenizers", "jinja2", "starlette", "transformers"}
@@ -66,7 +68,12 @@ def closure(requirements: list[str]) -> set[str]:
             # Of another platform, or of an older Python.
             continue
         found.add(name)
-        todo += [_name(text) for text in needed if "extra ==" not in text]
+        of_extras = {"extra": ""}
+        todo += [
+            _name(text)
+            for text in needed
+            if (marker := Requirement(text).marker) is None or marker.evaluate(of_extras)
+        ]
     return found
 
 

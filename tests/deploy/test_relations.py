@@ -6,13 +6,11 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
-from prometheus_client import CollectorRegistry
 
 from baton.pool.actor_metrics import _GAUGES
 from baton.rpc_server import LIVENESS, READINESS
@@ -22,8 +20,6 @@ from router.metrics import RouterMetrics
 from tests.deploy.chart_settings import CONFIGS, settings
 from tests.deploy.manifests import (
     EXAMPLES,
-    Object,
-    Pod,
     config_of,
     name_of,
     of_example,
@@ -173,38 +169,48 @@ def test_pods_keep_to_the_restricted_standard(example: str) -> None:
             assert pod.spec["automountServiceAccountToken"] is False
 
 
-def exported() -> set[str]:
-    """Names as Prometheus sees them: of a router, and of Ray's nodes."""
-    registry = CollectorRegistry()
-    reader = PrometheusMetricReader(registry=registry) if _takes_registry() else PrometheusMetricReader()
+def exported() -> dict[str, set[str]]:
+    """Labels of the metrics as Prometheus sees them, by name: of a router, and of Ray's nodes."""
+    reader = PrometheusMetricReader()
     metrics = RouterMetrics(MeterProvider(metric_readers=[reader]).get_meter("baton"))
     metrics.watch(CostModel())
     metrics.watch_load(lambda: [1.0], lambda: 1)
     metrics.placed("remote", "normal", 0.1)
     metrics.regretted("remote", 1.0)
     metrics.shed("queue")
-    names = {sample.name for family in reader._collector.collect() for sample in family.samples}
-    return names | {f"ray_baton_worker_{name}" for name in _GAUGES} | {"up"}
-
-
-def _takes_registry() -> bool:
-    return "registry" in PrometheusMetricReader.__init__.__code__.co_varnames
+    found = {s.name: set(s.labels) for family in reader._collector.collect() for s in family.samples}
+    # What Prometheus' operator adds.
+    found = {name: labels | {"namespace", "service"} for name, labels in found.items()}
+    of_ray = {f"ray_baton_worker_{name}": {"worker", "role"} for name in _GAUGES}
+    return found | of_ray | {"up": {"namespace", "service"}}
 
 
 def queries() -> Iterator[str]:
-    rules = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
-    for group in rules["groups"]:
-        yield from (rule["expr"] for rule in group["rules"])
-    for scaled in of_kind(of_example("autoscaled"), "ScaledObject"):
+    """As Prometheus gets them."""
+    objects = of_example("autoscaled")
+    for rules in of_kind(objects, "PrometheusRule"):
+        yield from (rule["expr"] for group in rules["spec"]["groups"] for rule in group["rules"])
+    for scaled in of_kind(objects, "ScaledObject"):
         yield from (trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"])
 
 
-def test_alerts_and_autoscalers_ask_for_metrics_that_exist() -> None:
-    names, asked = exported(), set()
+def test_alerts_and_autoscalers_ask_for_metrics_and_labels_that_exist() -> None:
+    known, asked = exported(), set()
     for query in queries():
-        asked |= set(re.findall(r"\b((?:ray_)?baton_\w+)", query))
-    assert len(asked) >= 9
-    assert asked <= names
+        selectors = re.findall(r"(\w+)\{([^}]*)\}", query)
+        assert selectors, query
+        for name, matchers in selectors:
+            labels = set(re.findall(r"(\w+)=", matchers)) | set(re.findall(r"by \((\w+)\)", query))
+            assert name in known, query
+            assert labels <= known[name], query
+            asked.add(name)
+    assert len(asked) == 12
+
+
+def test_queries_are_of_the_service_that_is_scraped() -> None:
+    services = {each["metadata"]["name"] for each in of_kind(of_example("autoscaled"), "Service")}
+    named = [re.findall(r'service="([^"]*)"', query) for query in queries()]
+    assert {name for names in named for name in names} == {"demo-baton-http"} < services
 
 
 def test_each_alert_has_its_section_in_the_guide() -> None:

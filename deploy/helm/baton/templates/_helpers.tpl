@@ -70,7 +70,7 @@ annotations:
 {{- $own := printf "redis://baton@%s-redis:6379/0" (include "baton.fullname" .) -}}
 {{- $files := list -}}
 {{- if include "baton.hasRedisPassword" . }}{{ $files = append $files "password_file=/etc/baton/redis/password" }}{{ end -}}
-{{- with .Values.redis.external.ca }}{{ $files = append $files (printf "ssl_ca_certs=%s" .) }}{{ end -}}
+{{- if .Values.redis.external.ca }}{{ $files = append $files "ssl_ca_certs=/etc/baton/redis/ca.crt" }}{{ end -}}
 {{ ternary $own .Values.redis.external.url .Values.redis.bundled.enabled }}{{ with $files }}?{{ join "&" . }}{{ end }}
 {{- end -}}
 
@@ -102,7 +102,7 @@ annotations:
       float; a whole one is written as an integer, which the settings take for both. */ -}}
 {{- define "baton.toml" -}}
 {{- range $key, $value := . }}
-{{ $key }} = {{ if and (kindIs "float64" $value) (eq (floor $value) $value) }}{{ int64 $value }}{{ else }}{{ toJson $value }}{{ end }}
+{{ $key }} = {{ if and (kindIs "float64" $value) (eq (floor $value) $value) }}{{ int64 $value }}{{ else }}{{ toRawJson $value }}{{ end }}
 {{- end }}
 {{- end -}}
 
@@ -181,7 +181,11 @@ checksum/config: {{ include (print $.Template.BasePath "/configmap.yaml") . | sh
   secret:
     secretName: {{ include "baton.redisSecret" . }}
     defaultMode: 0440
-    items: [{key: {{ .Values.redis.passwordKey }}, path: password}]
+    items:
+      - {key: {{ .Values.redis.passwordKey }}, path: password}
+      {{- with .Values.redis.external.ca }}
+      - {key: {{ . }}, path: ca.crt}
+      {{- end }}
 {{- end }}
 {{- if .Values.tls.enabled }}
 - name: tls

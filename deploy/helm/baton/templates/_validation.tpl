@@ -55,4 +55,23 @@
 {{- if and $fault.enabled (not $fault.redisAddress) (not .Values.redis.bundled.enabled) -}}
 {{ fail "decode.ray.gcsFaultTolerance.redisAddress is empty and no Redis is bundled; give host:port" }}
 {{- end -}}
+{{- if and .Values.redis.external.ca (not .Values.redis.existingSecret) -}}
+{{ fail "redis.external.ca names a key of the Secret redis.existingSecret, which is empty; name the Secret" }}
+{{- end -}}
+{{- if and (eq .Values.router.service.type "ClusterIP") (ne (int .Values.router.service.grpcPort) 50051) -}}
+{{ fail (printf "router.service.grpcPort is %d; with router.service.type ClusterIP that Service has no address of its own, and clients call the pods' port: leave 50051" (int .Values.router.service.grpcPort)) }}
+{{- end -}}
+{{- range $role, $settings := .Values.settings -}}
+{{- range $key, $value := $settings -}}
+{{- if regexMatch "^(host|(control_|admin_)host|port|(http_|admin_|control_|health_)port)$" $key -}}
+{{ fail (printf "settings.%s.%s is the chart's own: Services, probes and policies go by it; leave it out" $role $key) }}
+{{- end -}}
+{{- if eq $key "drain_s" -}}
+{{ fail (printf "settings.%s.drain_s is the chart's own; set %s.drainSeconds, which the pods' grace times follow" $role (eq $role "pool" | ternary "decode" $role)) }}
+{{- end -}}
+{{- if and (kindIs "string" $value) (regexMatch "://[^/@]*:[^/@]+@" $value) -}}
+{{ fail (printf "settings.%s.%s holds a password, which a ConfigMap would show" $role $key) }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
