@@ -27,7 +27,15 @@ from baton.errors import (
     Unavailable,
 )
 from baton.logs import get_logger
-from router.http.errors import CLIENT_LEFT, HEADERS_TOO_LARGE, HttpRefusal, body_of, form_of, headers_of
+from router.http.errors import (
+    CLIENT_LEFT,
+    HEADERS_TOO_LARGE,
+    TWO_LENGTHS,
+    HttpRefusal,
+    body_of,
+    form_of,
+    headers_of,
+)
 from router.http.exchange import ClientLeft, Exchange
 from router.request import MAX_REQUEST_ID_CHARS
 
@@ -83,6 +91,15 @@ class Doorman:
             if _num_header_bytes(scope) > MAX_HEADER_BYTES:
                 refusal = HttpRefusal(
                     f"request line and headers are longer than {MAX_HEADER_BYTES} bytes", HEADERS_TOO_LARGE
+                )
+                await _fail(Exchange(scope, receive, marked, request_id), refusal)
+                return
+            if _has_two_lengths(scope):
+                # A proxy that goes by the other one would take the rest of this body for another request.
+                refusal = HttpRefusal(
+                    "content-length and transfer-encoding exclude each other",
+                    TWO_LENGTHS,
+                    {"connection": "close"},
                 )
                 await _fail(Exchange(scope, receive, marked, request_id), refusal)
                 return
@@ -168,6 +185,10 @@ class Endpoint:
         """Answers one request."""
         exchange = Exchange(scope, receive, send, scope[_ID])
         await self._doorman.run(exchange, self._handler, drains=self._drains)
+
+
+def _has_two_lengths(scope: Scope) -> bool:
+    return {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}
 
 
 def _num_header_bytes(scope: Scope) -> int:

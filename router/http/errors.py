@@ -60,6 +60,7 @@ NOT_FOUND: Final = Form(status=404, type=_REQUEST, code="not_found")
 WRONG_METHOD: Final = Form(status=405, type=_REQUEST, code="method_not_allowed")
 TOO_LARGE: Final = Form(status=413, type=_REQUEST, code="request_too_large")
 WRONG_TYPE: Final = Form(status=415, type=_REQUEST, code="unsupported_media_type")
+TWO_LENGTHS: Final = Form(status=400, type=_REQUEST, code="invalid_value")
 HEADERS_TOO_LARGE: Final = Form(status=431, type=_REQUEST, code="request_too_large")
 # A client that has left reads no status; this is the one that logs of other servers use.
 CLIENT_LEFT: Final = 499

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 
 from checks.chart_render import render
 from checks.chart_values import CHART, ValuesError, leaves, read_values, written
+from tests.deploy.chart_settings import CONFIGS
 from tests.deploy.manifests import rendered
 
 VALUES = read_values((CHART / "values.yaml").read_text())
@@ -93,6 +95,21 @@ def test_values_that_do_not_fit_together_say_what_to_do(values: dict[str, Any], 
     with pytest.raises(helm.HelmError) as caught:
         render(values=values)
     assert words in str(caught.value)
+
+
+PORTS = [
+    (section, field.name)
+    for section, config in CONFIGS.items()
+    for field in dataclasses.fields(config)
+    # The dashboard's is that of a Ray which the pool starts itself.
+    if f"_{field.name}".endswith("_port") and field.name != "dashboard_port"
+]
+
+
+@pytest.mark.parametrize(("section", "name"), PORTS)
+def test_ports_of_the_code_are_not_to_be_set_beside_the_manifests(section: str, name: str) -> None:
+    with pytest.raises(helm.HelmError, match=f"settings.{section}.{name} is the chart's own"):
+        render(values={"settings": {section: {name: 1234}}})
 
 
 def test_the_chart_passes_helms_lint() -> None:

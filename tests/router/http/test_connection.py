@@ -15,6 +15,7 @@ from router.http import server as servers
 from router.http.connection import MAX_EARLY_BYTES
 from tests.certificates import Authority
 from tests.fakes import GUARD_S, until
+from tests.router.http.door import door
 from tests.router.http.scripted import chunk, scripted, summary
 
 BODY = b'{"prompt":"x"}'
@@ -189,3 +190,21 @@ async def test_a_handshake_that_does_not_come_is_not_waited_for(
         async with asyncio.timeout(GUARD_S):
             assert await reader.read() == b""
         writer.close()
+
+
+async def test_a_body_with_two_lengths_is_refused_and_its_rest_is_no_request(tmp_path: Path) -> None:
+    """RFC 9112, section 6.3: what one server takes for the rest of a body another takes for a request."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    lengths = b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n"
+    smuggled = b"0\r\n\r\nGET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with door(tmp_path) as d:
+        host, _, port = d.server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head + lengths + smuggled)
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"exclude each other" in answer
+        assert answer.count(b"HTTP/1.1 ") == 1
+        await d.idle()
