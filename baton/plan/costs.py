@@ -12,7 +12,7 @@ a step reads; of experts those that a batch chooses, at most all. Windows shorte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -26,16 +26,17 @@ class ModelCosts:
     config: ModelConfig
     weight_bytes: float = 2.0
     kv_element_bytes: float = 2.0
+    # P_lin: every search asks for it thousands of times.
+    linear_params: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        passed = sum(self._layer_params(layer, chosen_only=True) for layer in self.config.layers)
+        object.__setattr__(self, "linear_params", passed)
 
     @classmethod
     def of(cls, config: ModelConfig) -> Self:
         """In 16 bits, weights and KV alike."""
         return cls(config=config)
-
-    @property
-    def linear_params(self) -> int:
-        """P_lin."""
-        return sum(self._layer_params(layer, chosen_only=True) for layer in self.config.layers)
 
     @property
     def stored_bytes(self) -> float:
@@ -72,11 +73,12 @@ class ModelCosts:
     def decode_bytes(self, batch: float, context: float) -> float:
         """Read by one such step. A mixture's batch chooses ever more of its experts, at most all."""
         config = self.config
-        weights = float(self._head_params)
+        weights = float(self._head_params + self.linear_params)
         for layer in config.layers:
-            chosen = self._layer_params(layer, chosen_only=True)
-            stored = self._layer_params(layer, chosen_only=False)
-            weights += min(stored, chosen * max(1.0, batch)) if layer.is_moe else chosen
+            if layer.is_moe:
+                chosen = self._layer_params(layer, chosen_only=True)
+                stored = self._layer_params(layer, chosen_only=False)
+                weights += min(stored, chosen * max(1.0, batch)) - chosen
         per_layer = self.kv_bytes_per_token / config.num_layers
         kv = sum(
             per_layer * (min(context, layer.window) if layer.window else context) for layer in config.layers

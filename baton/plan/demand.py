@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Self
 
 from baton.bench.trace_file import TraceEntry
 from baton.errors import ConfigError
 
-# Points by which a distribution of lengths stands.
+# Points by which a distribution of lengths stands, that of a trace too: every search goes over all of them.
 NUM_POINTS = 64
 # Standard normal quantile of 0.9.
 _Z90 = NormalDist().inv_cdf(0.9)
@@ -19,7 +20,8 @@ _Z90 = NormalDist().inv_cdf(0.9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objectives:
-    """ttft_s, itl_s: wanted; share: of requests whose first token has to come in time."""
+    """ttft_s, itl_s: wanted; share: of requests whose first token has to come in
+    time, and of those whose tokens have to follow in time."""
 
     ttft_s: float
     itl_s: float
@@ -74,7 +76,7 @@ class Demand:
         outputs = sum(entry.num_output_tokens for entry in entries) / len(entries)
         return cls(
             rate=rate if rate is not None else (len(entries) - 1) / seconds,
-            prompts=tuple(float(entry.num_prompt_tokens) for entry in entries),
+            prompts=_condensed(sorted(float(entry.num_prompt_tokens) for entry in entries)),
             output=outputs,
         )
 
@@ -87,3 +89,16 @@ class Demand:
         """The same with prompts longer by a factor."""
         prompts = tuple(max(1.0, factor * length) for length in self.prompts)
         return Demand(rate=self.rate, prompts=prompts, output=self.output)
+
+
+def _condensed(lengths: list[float]) -> tuple[float, ...]:
+    """Means of NUM_POINTS groups of neighbours, about as many in each; as they are where they are no more.
+
+    lengths: rising.
+    """
+    count = len(lengths)
+    if count <= NUM_POINTS:
+        return tuple(lengths)
+    edges = [index * count // NUM_POINTS for index in range(NUM_POINTS + 1)]
+    groups = [lengths[start:end] for start, end in pairwise(edges)]
+    return tuple(sum(group) / len(group) for group in groups)

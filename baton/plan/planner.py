@@ -7,6 +7,10 @@ and each steps all of its own at once:
     step(B)    = max(bytes(B) / (memory's rate * share), FLOP(B) / (peak * prefill's share))
     B          = rate * output * step(B) / workers              Little's law
 
+How many answers there are at once varies: n in all with a probability in proportion to the product of
+rate * output * step(i / workers) / i for i = 1 .. n, whatever the distribution of their lengths (generalized
+processor sharing; Cohen, "The multiple phase service network with generalized processor sharing", 1979).
+
 A colocated worker does both: a step computes its answers and a chunk of prompts that keeps the gap between
 tokens, so it computes prompts (itl - step(B)) / itl of the time.
 """
@@ -27,6 +31,11 @@ MAX_WORKERS = 4_096
 MEMORY_SHARE = 0.9
 # Answers at once vary like a Poisson number: room for two of its standard deviations.
 SPREAD = 2.0
+# Of one worker, whatever its gap allows.
+_MOST_ANSWERS = 4_096
+# Sums are scaled down before they overflow, and end where what is left does not matter.
+_LARGE = 1e200
+_SMALL = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +121,7 @@ class Planner:
     def prefill_workers(self) -> int:
         """The fewest by which the share of first tokens comes in time."""
         fewest = max(1, math.ceil(self._demand.rate * sum(self._services) / len(self._services)))
-        best = self._share(MAX_WORKERS)
+        best = self._share_without_waits()
         if best < self._objectives.share:
             raise ConfigError(
                 f"ttft is {1000 * self._objectives.ttft_s:g} ms, in which {best:.0%} of the prompts can be "
@@ -129,8 +138,13 @@ class Planner:
                 f"{1000 * self.step_s(1):.1f} ms on this device; ask for more",
                 field="itl",
             )
-        for workers in range(1, MAX_WORKERS + 1):
-            if self._keeps(self.batch(workers)):
+        most = self._largest_batch()
+        wanted = self._demand.rate * self._demand.output * self.step_s(most)
+        for workers in range(max(1, math.ceil(wanted / most)), MAX_WORKERS + 1):
+            batch = self.batch(workers)
+            if math.isinf(batch) or not self._has_room(batch):
+                continue
+            if self.gap_share(workers, most) >= self._objectives.share:
                 return workers
         raise ConfigError(f"more than {MAX_WORKERS} decode workers would be needed", field="rate")
 
@@ -150,6 +164,9 @@ class Planner:
     def colocated_workers(self) -> int | None:
         """The fewest that do both with the same gap between tokens; None if there is no number."""
         itl = self._objectives.itl_s
+        idlest = 1 - self.step_s(self._demand.rate * self._demand.output * itl / MAX_WORKERS) / itl
+        if idlest <= 0 or self._share_without_waits(slowed=1 / idlest) < self._objectives.share:
+            return None
         for workers in range(1, MAX_WORKERS + 1):
             batch = self._demand.rate * self._demand.output * itl / workers
             spare = 1 - self.step_s(batch) / itl
@@ -159,11 +176,35 @@ class Planner:
                 return workers
         return None
 
-    def _keeps(self, batch: float) -> bool:
-        if math.isinf(batch):
-            return False
-        most = batch + SPREAD * math.sqrt(batch)
-        return self.step_s(most) <= self._objectives.itl_s and self._has_room(batch)
+    def gap_share(self, workers: int, most: int) -> float:
+        """Of answers that begin where fewer than `most` run: their tokens come in time from the start."""
+        wanted = self._demand.rate * self._demand.output
+        term, within, beyond, steps = 1.0, 1.0, 0.0, [self.step_s(size) for size in range(1, most + 1)]
+        for count in range(1, most * workers):
+            term *= wanted * steps[(count - 1) // workers] / count
+            within += term
+            if within > _LARGE:
+                term, within = term / _LARGE, within / _LARGE
+        count = most * workers
+        while term > _SMALL * (within + beyond):
+            ratio = wanted * self.step_s(math.ceil(count / workers)) / count
+            if ratio >= 1 and count > 2 * most * workers:
+                return 0.0
+            term *= ratio
+            beyond += term
+            count += 1
+        return within / (within + beyond)
+
+    def _largest_batch(self) -> int:
+        """Answers whose step keeps the gap between tokens; one alone does."""
+        fits, too_many = 1, 2
+        while self.step_s(too_many) <= self._objectives.itl_s and too_many < _MOST_ANSWERS:
+            fits, too_many = too_many, 2 * too_many
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            is_kept = self.step_s(middle) <= self._objectives.itl_s
+            fits, too_many = (middle, too_many) if is_kept else (fits, middle)
+        return fits
 
     def _has_room(self, batch: float) -> bool:
         most = batch + SPREAD * math.sqrt(batch)
@@ -180,7 +221,13 @@ class Planner:
 
     def _share(self, workers: int, slowed: float = 1.0) -> float:
         """Of first tokens that come in time."""
-        probability, wait = self._waits(workers, slowed)
+        return self._share_after(*self._waits(workers, slowed), slowed)
+
+    def _share_without_waits(self, slowed: float = 1.0) -> float:
+        """The most that any number of workers comes to."""
+        return self._share_after(0.0, 0.0, slowed)
+
+    def _share_after(self, probability: float, wait: float, slowed: float) -> float:
         limit = self._objectives.ttft_s - min(self._objectives.itl_s, self.step_s(1))
         within = [share_within(limit - slowed * service, probability, wait) for service in self._services]
         return sum(within) / len(within)

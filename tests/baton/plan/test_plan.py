@@ -6,6 +6,8 @@ import heapq
 import json
 import math
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,45 @@ def test_answers_at_once_are_those_that_come_and_go() -> None:
     assert math.isinf(Planner(costs(), DeviceProfile.of("l40s-48gb"), demand, OBJECTIVES, 0).batch(1))
 
 
+def kept(
+    rate: float, num_workers: int, num_tokens: int, step_s: Callable[[int], float], limit_s: float
+) -> float:
+    """Share of answers whose mean gap is at most limit_s: Poisson arrivals, each to the emptiest worker."""
+    rng, now, gaps = random.Random(7), 0.0, []
+    running: list[list[list[float]]] = [[] for _ in range(num_workers)]
+    clocks = [0.0] * num_workers
+    for _ in range(6_000):
+        now += rng.expovariate(rate)
+        for worker, answers in enumerate(running):
+            while answers and clocks[worker] < now:
+                clocks[worker] += step_s(len(answers))
+                for answer in answers:
+                    answer[1] -= 1
+                gaps += [(clocks[worker] - began) / num_tokens for began, left in answers if not left]
+                answers[:] = [answer for answer in answers if answer[1]]
+        worker = min(range(num_workers), key=lambda number: len(running[number]))
+        clocks[worker] = max(clocks[worker], now) if not running[worker] else clocks[worker]
+        running[worker].append([now, num_tokens])
+    return sum(gap <= limit_s for gap in gaps) / len(gaps)
+
+
+@pytest.mark.parametrize(("rate", "itl_s"), [(40.0, 0.03), (60.0, 0.015)])
+def test_decode_workers_are_enough_and_one_less_is_not(rate: float, itl_s: float) -> None:
+    demand = Demand.of_lengths(rate, median=1360, p90=None, output=211)
+    objectives = Objectives(ttft_s=1.0, itl_s=itl_s)
+    planner = Planner(costs(), DeviceProfile.of("h100-80gb"), demand, objectives, 1)
+    number = planner.decode_workers()
+    # 2 bytes for each weight of layers and head, 131,072 for each token of KV; 65 % of 3.35 TB/s.
+    read = 2 * (6_979_321_856 + 128_256 * 4096)
+
+    def step_s(batch: int) -> float:
+        return (read + batch * (1360 + 211 / 2) * 131_072) / (0.65 * 3.35e12)
+
+    assert kept(rate, number, 211, step_s, itl_s) >= objectives.share
+    assert number > 1
+    assert kept(rate, number - 1, 211, step_s, itl_s) < objectives.share
+
+
 def test_more_is_never_needed_for_less() -> None:
     profile = DeviceProfile.of("h200-141gb")
 
@@ -231,6 +272,12 @@ def test_a_trace_gives_its_own_lengths_and_rate() -> None:
     demand = Demand.of_trace(entries, None)
     assert (demand.rate, demand.mean_prompt, demand.output) == (1.0, 600.0, 10.0)
     assert Demand.of_trace(entries, 5.0).rate == 5.0
+    long = [replace(entry, at_s=float(turn)) for turn in range(100) for entry in entries]
+    many = Demand.of_trace(long, None)
+    assert len(many.prompts) == 64
+    # 1,100 requests in 64 groups: of 17 or 18, so the mean is nearly theirs.
+    assert many.mean_prompt == pytest.approx(600, rel=0.01)
+    assert (many.prompts[0], many.prompts[-1]) == (100, 1100)
     with pytest.raises(ConfigError, match="one moment only"):
         Demand.of_trace(entries[:1], None)
 
@@ -246,7 +293,7 @@ def test_every_profile_can_be_read_and_a_wrong_one_is_named(tmp_path: Path) -> N
     wrong = tmp_path / "profiles.toml"
     for broken, words in (
         (text.replace("memory_gb = 80.0", "memory = 80.0", 1), "memory, memory_gb missing or unknown"),
-        (text.replace("[0.40, 0.60, 0.72]", "[0.9, 0.6, 0.72]", 1), "low to high"),
+        (text.replace("[0.50, 0.60, 0.67]", "[0.9, 0.6, 0.72]", 1), "low to high"),
         ("[", "cannot be read as profiles"),
     ):
         wrong.write_text(broken)
