@@ -16,9 +16,10 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.bind import LOOPBACK
 from baton.errors import ConfigError
 from baton.process import report_errors
-from baton.rpc_server import LOOPBACK, READINESS
+from baton.rpc_server import READINESS
 
 # Engines keep other numbers for themselves.
 HEALTHY: Final = 0

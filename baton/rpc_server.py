@@ -1,8 +1,7 @@
 """A gRPC server as every role runs it: one port, health, reflection, one translation of errors.
 
-Owns the server's life from bind to stop. It knows no service: the owner passes
-registrations and says when it is ready. Needs the packages for health checking
-and reflection, which the SDK alone does not install.
+Owns the server's life from bind to stop. It knows no service: the owner passes registrations and says when
+it is ready. Needs the packages for health checking and reflection, which the SDK alone does not install.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import secrets
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -23,11 +21,11 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from baton.bind import LOOPBACK, why_not
 from baton.errors import BatonError, ConfigError, InternalError, InvalidRequest, Unavailable
 from baton.logs import get_logger
 from baton.rpc import SERVER_OPTIONS, to_status, translate
 
-LOOPBACK: Final = "127.0.0.1"
 LAST_WORDS_S: Final = 0.1
 # Open calls of one server. A call whose client reads nothing cannot be ended from this side, and a session
 # costs the event loop its heartbeats: 10,000 opened at once made a worker silent for so long that its
@@ -85,8 +83,7 @@ class RpcServer:
         self._health = health.aio.HealthServicer()
         self._probed: grpc.aio.Server | None = None
         self.health_port = 0
-        self.host = host
-        self.port = port
+        self.host, self.port = host, port
 
     @classmethod
     async def start(
@@ -98,6 +95,7 @@ class RpcServer:
         credentials: grpc.ServerCredentials | None = None,
         max_calls: int = MAX_CALLS,
         health_port: int | None = None,
+        reflects: bool = True,
     ) -> Self:
         """Binds host:port and starts to serve.
 
@@ -110,6 +108,7 @@ class RpcServer:
                 half of them, and what it starts beyond that waits at its client.
             health_port: another port, of the health service alone and in plain text: Kubernetes' probes speak
                 no TLS. None for none.
+            reflects: whether whoever reaches the port may ask which methods it has; that needs no key.
 
         Raises:
             ConfigError: the address cannot be bound; the message says why and what to do.
@@ -125,11 +124,17 @@ class RpcServer:
         for registration in registrations:
             registration.add(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        if reflects:
+            known = [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(known, server)
         await self.set_health(ready=False)
         await server.start()
         if health_port is not None:
-            self._probed = await self._start_probed(health_port)
+            try:
+                self._probed = await self._start_probed(health_port)
+            except BaseException:
+                await server.stop(None)
+                raise
         return self
 
     async def _start_probed(self, port: int) -> grpc.aio.Server:
@@ -275,6 +280,7 @@ def _guard(
         "_stream" if handler.response_streaming else "_unary"
     )
     behavior: Behavior = getattr(handler, kind)
+    deserialize = handler.request_deserializer
     if inspect.isasyncgenfunction(behavior):
         behavior = _pumping(behavior)
 
@@ -287,9 +293,7 @@ def _guard(
     wrapped: grpc.RpcMethodHandler[Any, Any] = build(
         guarded,
         # Of a stream whose message cannot be read gRPC ends the call; its peer is one of the cluster's.
-        request_deserializer=handler.request_deserializer
-        if handler.request_streaming
-        else _reading(handler.request_deserializer),
+        request_deserializer=deserialize if handler.request_streaming else _reading(deserialize),
         response_serializer=handler.response_serializer,
     )
     return wrapped
@@ -375,24 +379,6 @@ def _bind(
         return server.add_secure_port(address, credentials)
     except RuntimeError:
         raise ConfigError(f"cannot listen on {address}: {why_not(host, port)}", field=setting) from None
-
-
-def why_not(host: str, port: int) -> str:
-    """Why an address cannot be bound, and what to do; asks the kernel, as gRPC does not tell."""
-    remedy = f"choose a host of this machine, such as {LOOPBACK}"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-            remedy = "the address is free now; try again"
-    except PermissionError:
-        remedy = "this user may not use this port; choose one above 1023"
-    except socket.gaierror:
-        remedy = f"the host is unknown; {remedy}"
-    except OSError as error:
-        taken = "another process listens there; stop it or choose another port (0 takes a free one)"
-        remedy = taken if "in use" in str(error) else f"{error.strerror}; {remedy}"
-    return remedy
 
 
 def _join(host: str, port: int) -> str:

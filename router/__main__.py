@@ -179,6 +179,8 @@ async def _run(
             credentials=tls.public_server_credentials(config.client_ca),
             # Room on each connection to refuse requests in our own words, and for calls that are no requests.
             max_calls=4 * config.max_requests,
+            # Where nobody is answered without a key, nobody is told anything either.
+            reflects=not config.tenants_file,
         ) as server,
         await RpcServer.start(
             [private],

@@ -123,10 +123,25 @@ def _claim_all(config: ClusterConfig, setting: str) -> dict[str, int]:
 
 
 def _new_run_folder(runs: Path) -> Path:
-    """A new folder for this run; all but the last few runs' folders are removed."""
+    """A new folder for this run; those of runs that have ended are removed, but for the last few."""
     runs.mkdir(parents=True, exist_ok=True)
     for old in sorted(path for path in runs.iterdir() if path.is_dir())[: -_NUM_KEPT_RUNS + 1]:
-        shutil.rmtree(old, ignore_errors=True)
+        if not _runs(old):
+            shutil.rmtree(old, ignore_errors=True)
     folder = runs / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+def _runs(folder: Path) -> bool:
+    """Whether the process that its name ends with lives: its roles are started again with what lies there."""
+    pid = folder.name.rpartition("-")[2]
+    if not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -14,8 +14,8 @@ import pytest
 
 import baton
 from baton import AsyncClient, Client, Generation, Retry
+from baton.bind import LOOPBACK
 from baton.errors import Cancelled, ConfigError, Unavailable
-from baton.rpc_server import LOOPBACK
 from tests.baton.scripted_router import GUARD_S, one_chunk_and_no_end, serving
 
 KEY = "0123456789abcdef"

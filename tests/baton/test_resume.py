@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from baton import AsyncClient
+from baton.bind import LOOPBACK
 from baton.errors import (
     BatonError,
     Cancelled,
@@ -18,7 +19,7 @@ from baton.errors import (
     Overloaded,
     Unavailable,
 )
-from baton.rpc_server import LOOPBACK, RpcServer
+from baton.rpc_server import RpcServer
 from baton.v1 import common_pb2, inference_service_pb2
 from tests.baton.scripted_router import GUARD_S, SUMMARY, Response, Scripted, chunk, serving
 from tests.fakes import until

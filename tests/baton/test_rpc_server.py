@@ -309,6 +309,17 @@ async def test_reflection_lists_the_services() -> None:
     assert names == {NAME, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 
+async def test_a_server_that_does_not_reflect_lists_nothing() -> None:
+    async with (
+        await RpcServer.start([Registration(name=NAME, add=Echo().add_to)], reflects=False) as server,
+        open_channel(server.address) as channel,
+    ):
+        stream = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([]))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.read()
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_a_taken_port_names_the_address_and_the_remedy() -> None:
     async with serving(Echo()) as (server, _):
         with pytest.raises(ConfigError) as caught:

@@ -66,6 +66,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 0
     advertise: str = ""
+    health_port: int | None = None
     namespace: str = "test"
     drain_s: float = 12.5
     tls: TlsFiles = field(default_factory=TlsFiles)

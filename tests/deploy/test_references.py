@@ -284,6 +284,22 @@ def test_the_certificate_has_the_names_that_are_checked() -> None:
     assert set(certificate["spec"]["usages"]) == {"server auth", "client auth"}
 
 
+def test_a_gateway_speaks_tls_to_what_its_routes_lead_to() -> None:
+    objects = of_example("tls")
+    (policy,) = of_kind(objects, "BackendTLSPolicy")
+    (certificate,) = of_kind(objects, "Certificate")
+    routes = of_kind(objects, "HTTPRoute") + of_kind(objects, "GRPCRoute")
+    led_to = {
+        backend["name"]
+        for route in routes
+        for rule in route["spec"]["rules"]
+        for backend in rule["backendRefs"]
+    }
+    assert led_to == {"demo-baton-http", "demo-baton-grpc"}
+    assert {target["name"] for target in policy["spec"]["targetRefs"]} == led_to
+    assert policy["spec"]["validation"]["hostname"] in certificate["spec"]["dnsNames"]
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_scalers_budgets_and_statefulsets_name_objects_of_the_release(example: str) -> None:
     objects = of_example(example)

@@ -89,6 +89,19 @@ def test_every_scalar_can_be_set_on_the_command_line() -> None:
         ({"router": {"gateway": {"enabled": True}}}, "router.gateway.name is empty"),
         ({"prefill": {"autoscaling": {"min": 9}}}, "prefill.autoscaling.min is 9 and max is 8"),
         ({"router": {"service": {"type": "LoadBalancer"}}}, "auth.tenantsSecret is empty"),
+        (
+            {"prefill": {"replicas": 0, "autoscaling": {"kind": "keda"}}},
+            "prefill.autoscaling.kind is keda and prefill.replicas is 0",
+        ),
+        (
+            {"router": {"gateway": {"enabled": True, "name": "g", "caConfigMap": "ca"}}},
+            "router.gateway.caConfigMap is set and tls.enabled is false",
+        ),
+        (
+            {"commonLabels": {"app.kubernetes.io/component": "x"}},
+            "commonLabels has app.kubernetes.io/component, which is the chart's own",
+        ),
+        ({"router": {"podLabels": {"app.kubernetes.io/name": "x"}}}, "router.podLabels has"),
     ],
 )
 def test_values_that_do_not_fit_together_say_what_to_do(values: dict[str, Any], words: str) -> None:
@@ -138,3 +151,5 @@ def test_notes_name_the_next_command_and_warn() -> None:
     assert "plain text" in notes
     safe = render([CHART / "examples" / "tls.yaml"])["NOTES.txt"]
     assert "WARNING" not in safe
+    unsaid = {"router": {"gateway": {"caConfigMap": ""}}}
+    assert "give router.gateway.caConfigMap" in render([CHART / "examples" / "tls.yaml"], unsaid)["NOTES.txt"]

@@ -14,6 +14,7 @@ from router.http.schema import NO_EFFECT, REFUSED, Body, GenerationBody
 from router.http.schema_chat import ChatBody, Message
 from router.http.schema_completions import MAX_PROMPTS, CompletionBody
 from router.http.schema_tokens import DetokenizeBody, TokenizeBody
+from router.http.validation import MAX_MARKS
 from tests.docs.snippets import ROOT, Snippet, blocks
 
 GUIDE = ROOT / "docs" / "http.md"
@@ -94,6 +95,7 @@ def test_numbers_and_names_are_the_codes() -> None:
         f"at most {server.MAX_HEADER_BYTES >> 10} KiB of headers",
         f"at most {server.SEND_BUFFER_BYTES >> 10} KiB",
         f"up to {MAX_PROMPTS} of either",
+        f"at most {MAX_MARKS} brackets, braces and colons",
         f"`{TIMEOUT_HEADER}`",
     ):
         assert said in FLAT, said

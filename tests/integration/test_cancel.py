@@ -54,7 +54,8 @@ async def test_a_deadline_on_a_long_prompt(real_cluster: LocalCluster, real_clie
     before = await ledgers(real_cluster)
     with pytest.raises(DeadlineExceeded):
         await real_client.generate(token_ids=[504] * 1500, max_tokens=64, timeout_s=0.1).text()
-    assert await settled(real_cluster, before, within_s=1.0) == before
+    # Its blocks are fenced until the step under way has ended, which takes seconds on busy cores.
+    assert await settled(real_cluster, before, within_s=10.0) == before
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -40,6 +40,7 @@ def test_the_prompts_cover_block_borders() -> None:
     assert (min(LENGTHS), max(LENGTHS)) == (1, 1500)
 
 
+@pytest.mark.timeout(600)
 def test_the_oracle_is_generate(reference: LlamaForCausalLM, all_prompts: list[list[int]]) -> None:
     for prompt in all_prompts[:2]:
         tokens = greedy(reference, [prompt], NUM_TOKENS)[0]
@@ -48,6 +49,7 @@ def test_the_oracle_is_generate(reference: LlamaForCausalLM, all_prompts: list[l
             assert_greedy(reference, prompt, [*tokens[:40], tokens[40] + 1, *tokens[41:]])
 
 
+@pytest.mark.timeout(600)
 def test_one_process_equals_transformers(
     real_model: ModelDir,
     reference: LlamaForCausalLM,
@@ -62,6 +64,7 @@ def test_one_process_equals_transformers(
         assert_greedy(reference, prompt, tokens)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.asyncio(loop_scope="session")
 async def test_disaggregated_equals_transformers(
     real_client: AsyncClient,

@@ -22,6 +22,8 @@ OF_THE_PROCESS = frozenset(
         "port",
         "http_port",
         "admin_host",
+        "client_ca",
+        "health_port",
         "admin_port",
         "redis_url",
         "namespace",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,24 @@ def test_the_folder_of_the_logs_is_its_owners(
     places = made(config, monkeypatch, tmp_path)
     assert places.logs.is_relative_to(tmp_path)
     assert stat.S_IMODE(places.logs.stat().st_mode) == 0o700
+
+
+def test_folders_of_ended_runs_go_and_those_of_running_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    runs = tmp_path / "run"
+    # The oldest of all is that of a process that lives.
+    running = runs / f"20200101-000000-{os.getpid()}"
+    ended = [runs / f"20210101-0000{index:02d}-{child.pid}" for index in range(20)]
+    for folder in (running, *ended):
+        folder.mkdir(parents=True)
+    new = make_logs(ClusterConfig())
+    assert new.is_dir()
+    assert running.is_dir()
+    assert [folder for folder in ended if folder.is_dir()] == ended[-9:]
 
 
 def test_logs_that_cannot_be_made_are_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from router.http.schema import Body
 from router.http.schema_chat import ChatBody
 from router.http.schema_completions import CompletionBody
 from router.http.schema_tokens import DetokenizeBody, TokenizeBody
-from router.http.validation import read
+from router.http.validation import MAX_MARKS, read
 from tests.router.http.scripted import chunk, scripted, summary
 
 ResultT = TypeVar("ResultT")
@@ -94,7 +94,11 @@ def numbered(begin: str, end: str) -> bytes:
             repeated('{"messages":[{"role":"user","content":[', "{}", "]}]}"),
             "messages[0].content[0].type",
         ),
-        (ChatBody, repeated('{"messages":[', '{"role":"user","content":"a"}', "]}"), "messages"),
+        (
+            ChatBody,
+            repeated('{"messages":[', '{"role":"user","content":"a"}', "]}", entries=150_000),
+            "messages",
+        ),
         (CompletionBody, repeated('{"prompt":[', '"a"', "]}"), "prompt"),
         (CompletionBody, numbered("{", "}"), "a0"),
         (CompletionBody, numbered('{"logit_bias":{', "}}"), "logit_bias"),
@@ -107,6 +111,25 @@ def test_a_body_of_megabytes_is_refused_at_once(model: type[Body], body: bytes, 
     # A tenth of it; with a walk for each fault it was seconds.
     assert time.process_time() - begun < 1
     assert error.value.field.startswith(field)
+
+
+@pytest.mark.parametrize(
+    "entry", ["[]", "{}", "[" * 90 + "]" * 90, '{"":0}'], ids=["lists", "objects", "nested", "names"]
+)
+def test_a_body_of_nothing_but_structure_is_refused_before_anything_is_made_of_it(entry: str) -> None:
+    body = repeated('{"metadata":[', entry, "]}", entries=(16 << 20) // (len(entry) + 1) - 10)
+    begun = time.process_time()
+    with pytest.raises(InvalidRequest, match="brackets, braces and colons"):
+        read(ChatBody, body)
+    # Reading it would take seconds, in which no other thread runs.
+    assert time.process_time() - begun < 0.5
+
+
+def test_as_many_brackets_as_may_be_are_read_and_one_more_is_not() -> None:
+    text = "[" * (MAX_MARKS - len("{:"))
+    assert read(CompletionBody, json.dumps({"prompt": text}).encode()).prompt == text
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_MARKS} brackets"):
+        read(CompletionBody, json.dumps({"prompt": text + "["}).encode())
 
 
 async def test_long_bodies_are_read_off_the_loop_and_short_ones_on_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import socket
 import ssl
 from dataclasses import replace
 from importlib.metadata import version
@@ -70,6 +71,15 @@ async def test_connections_are_kept_for_the_next_request(tmp_path: Path) -> None
             assert (await d.complete(stream=True)).status_code == 200
             assert (await d.complete(prompt=3)).status_code == 400
         assert len(d.server._state.connections) == 1
+
+
+async def test_what_follows_a_head_is_not_held_back_until_that_is_acknowledged(tmp_path: Path) -> None:
+    async with scripted(tmp_path, answer) as d:
+        assert (await d.complete()).status_code == 200
+        (connection,) = d.server._state.connections
+        assert connection.transport.get_extra_info("socket").getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY
+        )
 
 
 async def test_a_thousand_streams_at_once(tmp_path: Path) -> None:

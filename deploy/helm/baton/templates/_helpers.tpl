@@ -123,8 +123,8 @@ tls_server_name: {{ .Values.tls.serverName }}
 {{- end }}
 {{- end -}}
 
-{{- /* Pods are renewed when what they read at their start changes. Certificates and the tenants' file are read
-      again by themselves. */ -}}
+{{- /* Pods are renewed when the settings change, which they read at their start. Of Secrets the chart knows
+      the names only: certificates and passwords are read again without a restart, tenants at a restart. */ -}}
 {{- define "baton.checksums" -}}
 checksum/config: {{ include (print $.Template.BasePath "/configmap.yaml") . | sha256sum }}
 {{- end -}}

@@ -48,6 +48,20 @@
 {{ fail (printf "%s.autoscaling.min is %d and max is %d; min may be at most max" $role (int $scaling.min) (int $scaling.max)) }}
 {{- end -}}
 {{- end -}}
+{{- if and (ne .Values.prefill.autoscaling.kind "none") (not .Values.prefill.replicas) -}}
+{{ fail (printf "prefill.autoscaling.kind is %s and prefill.replicas is 0, which leaves prefill workers out; leave out one of them" .Values.prefill.autoscaling.kind) }}
+{{- end -}}
+{{- if and .Values.router.gateway.caConfigMap (not .Values.tls.enabled) -}}
+{{ fail "router.gateway.caConfigMap is set and tls.enabled is false: the gateway would speak TLS to doors that do not" }}
+{{- end -}}
+{{- $given := dict "commonLabels" .Values.commonLabels "router.podLabels" .Values.router.podLabels "prefill.podLabels" .Values.prefill.podLabels -}}
+{{- range $key, $labels := $given -}}
+{{- range $label, $_ := $labels -}}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|part-of|instance|component|version|managed-by)|helm\\.sh/chart)$" $label -}}
+{{ fail (printf "%s has %s, which is the chart's own: Services and policies select by such labels; leave it out" $key $label) }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and (ne .Values.router.service.type "ClusterIP") (not .Values.auth.tenantsSecret) -}}
 {{ fail (printf "router.service.type is %s and auth.tenantsSecret is empty: whoever reaches it could use the model; make a Secret with tenants (docs/routing.md), or leave ClusterIP" .Values.router.service.type) }}
 {{- end -}}
