@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -85,8 +86,18 @@ class RunningPool:
     async def metrics(self) -> list[str]:
         """The lines that Ray exports for a collector."""
         (found,) = json.loads((self.ray_dir / "prom_metrics_service_discovery.json").read_text())
-        pages = [await asyncio.to_thread(read, f"http://{target}/metrics") for target in found["targets"]]
+        pages = [await page(f"http://{target}/metrics") for target in found["targets"]]
         return [line for page in pages for line in page.splitlines()]
+
+
+async def page(url: str) -> str:
+    """What is served there, once it is: Ray names a node's port before its agent listens."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await asyncio.to_thread(read, url)
+            except urllib.error.URLError:
+                await asyncio.sleep(0.2)
 
 
 def read(url: str) -> str:
