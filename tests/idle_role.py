@@ -60,7 +60,7 @@ class IdleWorker:
 async def serve(config: IdleConfig, stop: asyncio.Event, *, on_serving: OnServing = ignore) -> None:
     if config.breaks == "start":
         raise ConfigError("breaks is 'start'; it must be empty", field="breaks")
-    info = WorkerInfo(name=config.name, role="decode", incarnation=1, address="127.0.0.1:1")
+    info = WorkerInfo(name=config.name, role="decode", incarnation=1, address=f"{config.host}:1")
     on_serving(Served(info, IdleWorker()))
     await stop.wait()
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
 from baton.pool.actor_metrics import _GAUGES
 from baton.rpc_server import LIVENESS, READINESS
@@ -248,3 +249,35 @@ def test_one_worker_runs_per_pod_of_the_group_that_serves() -> None:
     }
     pool = tomllib.loads(config_of(objects))["pool"]
     assert (pool["decode"], pool["decode_resources"]) == (3, ["baton_decode_next=1"])
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_pool_sees_the_ray_that_it_joins(example: str) -> None:
+    # ray.init() looks for the raylet among the processes, and then for its socket below /tmp.
+    (head,) = [pod for pod in pods(of_example(example)) if pod.component == "ray-head"]
+    assert head.spec["shareProcessNamespace"] is True
+    at_tmp = {
+        container["name"]: [
+            mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/tmp"
+        ]
+        for container in head.containers
+    }
+    assert at_tmp == {"ray-head": ["tmp"], "pool": ["tmp"]}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_rays_autoscaler_reads_what_the_groups_pods_offer(example: str) -> None:
+    (cluster,) = of_kind(of_example(example), "RayCluster")
+    named = cluster | {"metadata": cluster["metadata"] | {"namespace": "any"}}
+    read = _derive_autoscaling_config_from_ray_cr(named)["available_node_types"]
+    assert read["headgroup"]["resources"]["CPU"] == 0
+    groups = {group["groupName"]: group for group in cluster["spec"]["workerGroupSpecs"]}
+    assert read.keys() == {"headgroup", *groups}
+    for name, group in groups.items():
+        assert read[name]["resources"][f"baton_decode_{name}"] == 1
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert read[name]["resources"].get("GPU", 0) == int(limits.get("nvidia.com/gpu", 0))
+        assert (read[name]["min_workers"], read[name]["max_workers"]) == (
+            group["minReplicas"],
+            group["maxReplicas"],
+        )

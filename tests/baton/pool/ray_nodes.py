@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
+# The first is Ray's head too: one process of Ray's less to wait for.
 NODES = {"a": "baton_decode_a", "b": "baton_decode_b", "b2": "baton_decode_b"}
 
 
@@ -24,7 +26,10 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     where = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args={**where, "num_cpus": 0})
+    # Not below FOLDER: names of sockets are short.
+    temporary = tempfile.TemporaryDirectory(prefix="baton-", ignore_cleanup_errors=True)
+    where["temp_dir"] = temporary.name
+    cluster = Cluster()
     try:
         nodes = {
             name: cluster.add_node(**where, num_cpus=1, resources={resource: 1}).node_id
@@ -36,6 +41,7 @@ def main() -> None:
         sys.stdin.read()
     finally:
         cluster.shutdown()
+        temporary.cleanup()
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 def write_settings(folder: Path, group: str, drain_s: float = 1.0) -> None:
     """As a mounted ConfigMap changes: a link is turned to another file."""
     new = folder / f"{group}-{drain_s}.toml"
-    new.write_text(f'[pool]\ndecode_resources = ["baton_decode_{group}=1"]\n[decode]\ndrain_s = {drain_s}\n')
+    pool = f'[pool]\ndecode_resources = ["baton_decode_{group}=1"]\n'
+    new.write_text(f'{pool}[decode]\nhost = "{{ip}}"\ndrain_s = {drain_s}\n')
     link = folder / "link"
     link.symlink_to(new)
     link.replace(folder / "baton.toml")
@@ -73,6 +74,8 @@ async def test_the_group_that_serves_is_changed_while_workers_serve_and_a_node_l
     async with running(tmp_path / "pool", "", *flags, "--namespace=groups") as pool:
         first = await pool.until(serving("decode-0"))
         assert nodes.of(first["decode-0"].pid) == "a"
+        # All nodes are at this one address; the settings say {ip}.
+        assert addresses(tmp_path / "pool") == {"127.0.0.1:1"}
 
         # A file that cannot be used changes nothing; neither does one that says the same.
         (tmp_path / "broken.toml").write_text("[pool]\nno_such_setting = 1\n")
@@ -110,6 +113,12 @@ async def test_the_group_that_serves_is_changed_while_workers_serve_and_a_node_l
             lambda now: now["decode-0"].state == SERVING and now["decode-0"].pid != moved["decode-0"].pid
         )
         assert {home, nodes.of(after["decode-0"].pid)} == {"b", "b2"}
+
+
+def addresses(folder: Path) -> set[str]:
+    """Where the workers that a pool has started are reached."""
+    events = [json.loads(line) for line in (folder / "log").read_text().splitlines() if line.startswith("{")]
+    return {event["address"] for event in events if event["event"] == "worker started"}
 
 
 async def until_logged(folder: Path, text: str) -> None:
