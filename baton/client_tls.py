@@ -27,7 +27,7 @@ class TlsConfig:
     ca: PEM, the authorities to trust; None for the public ones that gRPC brings, or those in the file that
         GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names.
     server_name: what the router's certificate must name instead of the dialled host, or "".
-    cert: PEM, a certificate to show to a proxy that asks for one; routers ask for none.
+    cert: PEM, a certificate to show to routers, or to a proxy, that ask for one.
     key: PEM, its private key, not encrypted.
 
     Raises ConfigError, naming the field, for what is not PEM, and for only one of cert and key.

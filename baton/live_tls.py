@@ -21,7 +21,7 @@ from baton.logs import get_logger
 from baton.tls import Pem, TlsFiles
 
 # Renewals come days before the end; a handshake shall not wait for the disk each time.
-LOOK_EVERY_S: Final = 5.0
+LOOK_EVERY_S: Final = 1.0
 
 log = get_logger(__name__)
 
@@ -29,26 +29,23 @@ log = get_logger(__name__)
 class LiveTls:
     """One process's files. Raises ConfigError, as TlsFiles does, if they cannot be used at first.
 
-    ca: path of who signs peers; "" where peers show nothing.
-    setting: name of the setting that ca is, for errors.
+    clock: seconds from any moment on. wall: seconds since 1970.
     """
 
     def __init__(
         self,
         files: TlsFiles,
         *,
-        ca: str,
-        setting: str = "tls_ca",
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._files = files
-        self._ca = ca
-        self._setting = setting
         self._clock = clock
+        self._wall = wall
         self._lock = threading.Lock()
         self._seen = self._stamps()
         self._looked_at = clock()
-        self._pem = files.read(ca, self._setting)
+        self._pem = files.read()
         self._context: tuple[Pem, ssl.SSLContext] | None = None
 
     def current(self) -> Pem:
@@ -60,30 +57,24 @@ class LiveTls:
                 self._look()
             return self._pem
 
+    def remaining_s(self) -> float:
+        """How long the certificate in use, or the first of its authorities' beside it, is still good for."""
+        return self.current().ends_at - self._wall()
+
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a port; peers need a certificate if there is a ca."""
-        shown: list[Pem] = [self.current()]
+        """For a port inside the cluster: peers need a certificate."""
+        return self._credentials(Pem.private_configuration, is_mutual=True)
 
-        def changed() -> grpc.ServerCertificateConfiguration | None:
-            pem = self.current()
-            if pem is shown[0]:
-                return None
-            shown[0] = pem
-            return pem.server_configuration()
-
-        return grpc.dynamic_ssl_server_credentials(
-            shown[0].server_configuration(),
-            # None stands for "as before", which the stubs do not know.
-            changed,  # type: ignore[arg-type]
-            require_client_authentication=bool(self._ca),
-        )
+    def public_server_credentials(self) -> grpc.ServerCredentials:
+        """For the clients' port."""
+        return self._credentials(Pem.public_configuration, is_mutual=bool(self._files.client_ca))
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """For one channel that is dialled now."""
         pem = self.current()
         return grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
 
-    def server_context(self) -> ssl.SSLContext:
+    def public_context(self) -> ssl.SSLContext:
         """For a listener of asyncio: each handshake is handed the context of the files as they are then."""
         context = self._made_context()
 
@@ -93,12 +84,29 @@ class LiveTls:
         context.sni_callback = hand_over
         return context
 
+    def _credentials(
+        self, configuration: Callable[[Pem], grpc.ServerCertificateConfiguration], *, is_mutual: bool
+    ) -> grpc.ServerCredentials:
+        shown = self.current()
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal shown
+            before, shown = shown, self.current()
+            return None if shown is before else configuration(shown)
+
+        return grpc.dynamic_ssl_server_credentials(
+            configuration(shown),
+            # None stands for "as before", which the stubs do not know.
+            changed,  # type: ignore[arg-type]
+            require_client_authentication=is_mutual,
+        )
+
     def _made_context(self) -> ssl.SSLContext:
         pem = self.current()
         if self._context is None or self._context[0] is not pem:
             try:
-                self._context = (pem, self._files.context(self._ca))
-            except (OSError, ssl.SSLError):
+                self._context = (pem, self._files.make_public_context())
+            except OSError:
                 # The files have changed since they were looked at; the next look tells.
                 if self._context is None:
                     raise
@@ -111,7 +119,11 @@ class LiveTls:
                 return
             # Told once: what is half written is written on, and then looked at again.
             self._seen = seen
-            pem = self._files.read(self._ca, self._setting)
+            pem = self._files.read()
+            if self._stamps() != seen:
+                # Some of it may be from before, some from after.
+                self._seen = []
+                return
         except (ConfigError, OSError) as error:
             log.warning("changed TLS files are not used", reason=str(error))
             return
@@ -121,8 +133,9 @@ class LiveTls:
 
     def _stamps(self) -> list[tuple[int, int, int]]:
         """What tells that a file is another one; a renewed one may have the old one's time or size."""
-        paths = (self._files.cert, self._files.key, self._ca)
-        stats = [
-            Path(path).expanduser().stat() for path in paths if path and Path(path).expanduser().exists()
+        files = self._files
+        paths = [
+            Path(path).expanduser() for path in (files.cert, files.key, files.ca, files.client_ca) if path
         ]
+        stats = [path.stat() for path in paths if path.exists()]
         return [(stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats]

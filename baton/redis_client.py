@@ -7,12 +7,13 @@ Redis may be away at any time; whoever asks says what happens then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from redis.asyncio import Redis
+from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
@@ -25,8 +26,9 @@ _STEP_S: Final = 2.0
 # All steps of a command together, its retry and the handshake of a new connection included.
 _COMMAND_S: Final = 5.0
 
-# Parameter of a URL that is ours; redis-py has the others, such as ssl_ca_certs.
+# Parameter of a URL that is ours; redis-py has the others.
 PASSWORD_FILE: Final = "password_file"
+_TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 ResultT = TypeVar("ResultT")
 
@@ -48,11 +50,20 @@ class PasswordFile(CredentialProvider):
         return self.get_credentials()
 
 
+class _RenewedTls(SSLConnection):
+    """Reads the files of TLS for every new connection, as the password's is; redis-py keeps what it read."""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        self.ssl_context.context = None
+        return super()._connection_arguments()
+
+
 def open_redis(url: str, on_connect: Callable[[], object] = lambda: None) -> Redis:
     """A client that connects on first use.
 
     url: redis://, rediss:// or unix://; a password in it is never shown. `?password_file=PATH` names a file
-        with it, `?ssl_ca_certs=PATH` one with the authorities that sign a rediss:// server's certificate.
+        with it. With rediss://, `?ssl_ca_certs=PATH` names one with authorities that sign the server's
+        certificate, `&ssl_certfile=PATH&ssl_keyfile=PATH` ours. All are read for every connection.
     on_connect: called after every connect, also where a connection was lost unseen and made again.
 
     Raises ConfigError, field "redis_url", if it cannot be used.
@@ -73,9 +84,21 @@ def open_redis(url: str, on_connect: Callable[[], object] = lambda: None) -> Red
             retry=Retry(NoBackoff(), 1),
             redis_connect_func=connected,
         )
+        pool = client.connection_pool
+        if issubclass(pool.connection_class, SSLConnection):
+            pool.connection_class = _RenewedTls
         # Builds a connection without connecting, which checks the URL's parameters.
-        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-    except (TypeError, ValueError):
+        connection = pool.make_connection()  # type: ignore[no-untyped-call]
+        if isinstance(connection, SSLConnection):
+            connection.ssl_context.get()
+    except OSError as error:
+        given = [f"{name}={path}" for name, path in parse_qsl(urlsplit(url).query) if name in _TLS_FILES]
+        message = (
+            f"the Redis URL names {', '.join(given)}, which cannot be used: {error.strerror or error}; "
+            "name PEM files that this user may read, a key without a password and its certificate"
+        )
+        raise ConfigError(message, field="redis_url") from None
+    except (TypeError, ValueError, RedisError):
         # The parser's own message may quote a part of the password.
         message = (
             "the Redis URL cannot be used; write redis://[user:password@]host:port/0, rediss://... or "

@@ -14,10 +14,12 @@ from functools import partial
 from typing import Final, Protocol
 
 from baton.advertise import advertised
+from baton.certificate_watch import CertificateWatch
 from baton.health import WorkerHealth, WorkerLoad
 from baton.identity import Identity
 from baton.ledger import LedgerServicer
 from baton.logs import get_logger
+from baton.metrics import meter
 from baton.ports import WorkerInfo
 from baton.process import run_until, write_ready_file
 from baton.registry import Announcement, RedisRegistry, registering
@@ -91,10 +93,6 @@ class ServeSettings(Protocol):
     def ready_file(self) -> str:
         """Path, or empty."""
 
-    @property
-    def tls(self) -> TlsFiles:
-        """The files of TLS."""
-
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -134,6 +132,7 @@ async def serve_worker(
     *,
     identity: Identity,
     settings: ServeSettings,
+    tls: TlsFiles,
     stop: asyncio.Event,
     on_bound: Callable[[str], object],
     on_serving: OnServing,
@@ -150,7 +149,7 @@ async def serve_worker(
         [*services, Registration(name="baton.v1.AdminService", add=add_admin)],
         host=settings.host,
         port=settings.port,
-        credentials=settings.tls.server_credentials(),
+        credentials=tls.server_credentials(),
         health_port=settings.health_port,
     ) as server:
         address = advertised(settings.advertise, name=settings.name, port=server.port) or server.address
@@ -169,10 +168,9 @@ async def serve_worker(
             write_ready_file(settings.ready_file, address=server.address, pid=os.getpid())
             on_serving(Served(info, worker))
             leave = partial(_drain, server, worker, announcement, settings.drain_s)
+            watches = (_watch_health(server, worker), CertificateWatch(tls, meter()).run())
             # Steps go on while it drains, or nothing that is running could end.
-            await run_until(
-                stop, worker.run(), _watch_health(server, worker), announcement.keep(), drain=leave
-            )
+            await run_until(stop, worker.run(), *watches, announcement.keep(), drain=leave)
 
 
 async def _drain(server: RpcServer, worker: Worker, announcement: Announcement, grace_s: float) -> None:

@@ -14,6 +14,7 @@ from baton.models import ModelDir
 from baton.process import unless_stopped
 from baton.rpc_server import Registration
 from baton.served_role import ServedRole
+from baton.tls import TlsFiles
 from baton.v1 import common_pb2
 from baton.v1.decode_service_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.worker_process import OnServing, ignore, serve_worker
@@ -32,14 +33,17 @@ async def serve(config: DecodeConfig, stop: asyncio.Event, *, on_serving: OnServ
 
     on_serving: called once the worker is announced; never if stop is set while the model is loaded.
     """
-    config.tls.server_credentials()  # bad files are told before anything is loaded
+    tls = config.tls
+    tls.server_credentials()  # bad files are told before anything is loaded
     model = ModelDir.open(config.model)
     identity = Identity.draw(config.name, common_pb2.ROLE_DECODE, model.fingerprint(), random.SystemRandom())
     engine = await unless_stopped(stop, Engine.start(config, model))
     if engine is None:
         return
     try:
-        await _serve(config, stop, model=model, identity=identity, engine=engine, on_serving=on_serving)
+        await _serve(
+            config, stop, tls=tls, model=model, identity=identity, engine=engine, on_serving=on_serving
+        )
     finally:
         await engine.close()
 
@@ -51,6 +55,7 @@ async def _serve(
     config: DecodeConfig,
     stop: asyncio.Event,
     *,
+    tls: TlsFiles,
     model: ModelDir,
     identity: Identity,
     engine: Engine,
@@ -71,6 +76,7 @@ async def _serve(
             _services(worker),
             identity=identity,
             settings=config,
+            tls=tls,
             stop=stop,
             on_bound=worker.reachable_at,
             on_serving=on_serving,

@@ -13,6 +13,7 @@ from baton.models import ModelDir
 from baton.process import unless_stopped
 from baton.rpc_server import Registration
 from baton.served_role import ServedRole
+from baton.tls import TlsFiles
 from baton.v1 import common_pb2
 from baton.v1.prefill_service_pb2_grpc import add_PrefillServiceServicer_to_server
 from baton.worker_process import OnServing, ignore, serve_worker
@@ -33,7 +34,8 @@ async def serve(config: PrefillConfig, stop: asyncio.Event, *, on_serving: OnSer
 
     on_serving: called once the worker is announced; never if stop is set while the model is loaded.
     """
-    config.tls.server_credentials()  # bad files are told before anything is loaded
+    tls = config.tls
+    tls.server_credentials()  # bad files are told before anything is loaded
     model = ModelDir.open(config.model)
     identity = Identity.draw(config.name, common_pb2.ROLE_PREFILL, model.fingerprint(), random.SystemRandom())
     engine = await unless_stopped(stop, Engine.start(config, model))
@@ -42,7 +44,9 @@ async def serve(config: PrefillConfig, stop: asyncio.Event, *, on_serving: OnSer
     try:
         if config.kv_staging:
             await engine.stage_kv(config.max_batch_tokens)
-        await _serve(config, stop, model=model, identity=identity, engine=engine, on_serving=on_serving)
+        await _serve(
+            config, stop, tls=tls, model=model, identity=identity, engine=engine, on_serving=on_serving
+        )
     finally:
         await engine.close()
 
@@ -54,6 +58,7 @@ async def _serve(
     config: PrefillConfig,
     stop: asyncio.Event,
     *,
+    tls: TlsFiles,
     model: ModelDir,
     identity: Identity,
     engine: Engine,
@@ -67,7 +72,7 @@ async def _serve(
         offload=sender_thread,
         memory=reader.memory,
         config=config.transports(),
-        dial=config.tls.opener(),
+        dial=tls.opener(),
     )
     sender = KvSender(reader, transport, config.sender(), events=events)
     worker = _worker(config, model, identity, engine, sender)
@@ -77,6 +82,7 @@ async def _serve(
             [_service(worker)],
             identity=identity,
             settings=config,
+            tls=tls,
             stop=stop,
             on_bound=lambda _address: None,
             on_serving=on_serving,

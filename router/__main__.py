@@ -16,6 +16,7 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from baton.certificate_watch import CertificateWatch
 from baton.config import load_config
 from baton.identity import Identity
 from baton.logs import configure_logging, get_logger
@@ -25,6 +26,7 @@ from baton.process import report_errors, run, run_until, write_ready_file
 from baton.registry import RedisRegistry
 from baton.rpc_server import Registration, RpcServer
 from baton.telemetry import configure_tracing, shutdown_tracing
+from baton.tls import TlsFiles
 from baton.v1 import common_pb2
 from baton.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from baton.v1.inference_service_pb2_grpc import add_InferenceServiceServicer_to_server
@@ -83,7 +85,8 @@ async def _serve(
     identity = Identity.draw(config.name, common_pb2.ROLE_ROUTER, model.fingerprint(), rng)
     tenants = Tenants.load(config.tenants_file)
     limits = RateLimits(tenants, identity.incarnation)
-    opener = config.tls.opener()
+    tls = config.tls
+    opener = tls.opener()
     async with (
         RedisRegistry(config.redis_url, config.namespace) as registry,
         RedisUsage(config.redis_url, config.namespace) as usage,
@@ -117,24 +120,24 @@ async def _serve(
             await _run(
                 core,
                 stop,
-                [core.fleet.run(), sync.run()],
+                [core.fleet.run(), sync.run(), CertificateWatch(tls, meter()).run()],
+                tls=tls,
                 inference=inference,
                 admin=admin,
-                start_http=partial(_start_http, config, door),
+                start_http=partial(_start_http, config, tls, door),
             )
         finally:
             core.close()
 
 
-async def _start_http(config: RouterConfig, door: tuple[ASGIApp, Doorman]) -> HttpServer:
+async def _start_http(config: RouterConfig, tls: TlsFiles, door: tuple[ASGIApp, Doorman]) -> HttpServer:
     app, doorman = door
     return await HttpServer.start(
         app,
         doorman,
         host=config.host,
         port=config.http_port,
-        tls=config.tls,
-        client_ca=config.client_ca,
+        tls=tls,
         write_timeout_s=config.write_timeout_s,
         max_connections=max_connections(config),
     )
@@ -158,6 +161,7 @@ async def _run(
     stop: asyncio.Event,
     services: Sequence[Awaitable[None]],
     *,
+    tls: TlsFiles,
     inference: Inference,
     admin: RouterAdminServicer,
     start_http: Callable[[], Awaitable[HttpServer]],
@@ -170,13 +174,12 @@ async def _run(
     private = Registration(
         name="baton.v1.AdminService", add=partial(add_AdminServiceServicer_to_server, admin)
     )
-    tls = config.tls
     async with (
         await RpcServer.start(
             [public],
             host=config.host,
             port=config.port,
-            credentials=tls.public_server_credentials(config.client_ca),
+            credentials=tls.public_server_credentials(),
             # Room on each connection to refuse requests in our own words, and for calls that are no requests.
             max_calls=4 * config.max_requests,
             # Where nobody is answered without a key, nobody is told anything either.

@@ -113,7 +113,7 @@ class RouterConfig:
     ready_file: str = field(default="", metadata={"help": "written with the bound addresses once serving"})
 
     def __post_init__(self) -> None:
-        TlsFiles.of(self)
+        TlsFiles.of(self, self.client_ca)
         if not self.bucket_edges or any(a >= b for a, b in pairwise((0, *self.bucket_edges))):
             raise ConfigError(
                 f"bucket_edges is {self.bucket_edges}; give positive token counts in ascending order",
@@ -143,4 +143,4 @@ class RouterConfig:
     @property
     def tls(self) -> TlsFiles:
         """The files of TLS."""
-        return TlsFiles.of(self)
+        return TlsFiles.of(self, self.client_ca)

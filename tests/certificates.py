@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import trustme
@@ -20,9 +21,9 @@ class Authority:
         self.path = folder / f"{name}.pem"
         self._ca.cert_pem.write_to_path(self.path)
 
-    def issue(self, *names: str) -> TlsFiles:
+    def issue(self, *names: str, not_after: datetime | None = None) -> TlsFiles:
         """Files of a peer whose certificate carries these host names and addresses."""
-        issued = self._ca.issue_cert(*names)
+        issued = self._ca.issue_cert(*names, not_after=not_after)
         self._num_issued += 1
         stem = self._folder / f"{self._name}-{self._num_issued}"
         cert, key = stem.with_suffix(".cert.pem"), stem.with_suffix(".key.pem")

@@ -106,7 +106,8 @@ class LocalCluster:
                 passed.
         """
         config = _resolved(config)
-        opener, credentials = config.tls.opener(), config.tls.server_credentials()
+        tls = config.tls
+        opener, credentials = tls.opener(), tls.server_credentials()
         role_settings = RoleSettings(config_file=config_file)
         ports = Ports.claim(config)
         if config.redis_url:

@@ -14,9 +14,11 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
+from baton.certificate_watch import CertificateWatch
 from baton.config import load_config
 from baton.errors import BatonError
 from baton.logs import get_logger
+from baton.metrics import meter
 from baton.pool.config import ROLES, PoolConfig
 from baton.pool.config_watch import ConfigWatch
 from baton.pool.ray_runtime import RayRuntime
@@ -59,7 +61,8 @@ async def serve(
     thread may hang.
     """
     settings = {role: _settings(role, cls, environ) for role, cls in classes.items()}
-    credentials = config.tls.server_credentials()
+    tls = config.tls
+    tls.server_credentials()  # bad files are told before Ray is asked for anything
     runtime = await _start(RayRuntime.start(config), stop, is_local=not config.ray_address)
     # Ray's core has installed a handler of its own, which would end this process without a drain.
     stop_on_signals(stop)
@@ -75,12 +78,12 @@ async def serve(
                 [Registration(name="baton.v1.PoolService", add=add)],
                 host=config.control_host,
                 port=config.control_port,
-                credentials=credentials,
+                credentials=tls.server_credentials(),
                 health_port=config.health_port,
             ) as server,
             _watching(watch, stop),
         ):
-            await _keep(config, pools, server, stop, runtime)
+            await _keep(config, pools, server, stop, runtime, certificate=CertificateWatch(tls, meter()))
     finally:
         if not await runtime.close():
             # Its thread would keep this process for ever, if that did not end by leave().
@@ -117,6 +120,8 @@ async def _keep(
     server: RpcServer,
     stop: asyncio.Event,
     runtime: RayRuntime,
+    *,
+    certificate: CertificateWatch,
 ) -> None:
     """From the first worker to the last."""
     try:
@@ -129,7 +134,7 @@ async def _keep(
             control_address=server.address,
             pid=os.getpid(),
         )
-        await run_until(stop, runtime.watch(), *(pool.run() for pool in pools))
+        await run_until(stop, runtime.watch(), certificate.run(), *(pool.run() for pool in pools))
     finally:
         await server.set_health(ready=False)
         is_kept = config.leaves_workers(is_asked=stop.is_set())

@@ -76,19 +76,17 @@ class HttpServer:
         host: str,
         port: int,
         tls: TlsFiles,
-        client_ca: str = "",
         write_timeout_s: float,
         max_connections: int,
     ) -> Self:
         """Binds host:port and starts to serve.
 
         tls: with a certificate it is HTTPS.
-        client_ca: file with the authorities that sign clients' certificates; "" asks for none.
         write_timeout_s: a connection whose reader takes nothing for so long is reset.
 
         Raises ConfigError, field "http_port", if the address cannot be bound.
         """
-        context = tls.public_context(client_ca)
+        context = tls.public_context()
         config = Config(
             app,
             http=Connection,

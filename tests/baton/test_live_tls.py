@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import ssl
 from dataclasses import replace
 from pathlib import Path
@@ -117,7 +118,7 @@ async def test_who_dials_shows_what_its_files_hold_by_then(
 def test_half_a_renewal_changes_nothing_and_is_told_once(
     old: Authority, mounted: TlsFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    live = LiveTls(mounted, ca=mounted.ca)
+    live = LiveTls(mounted)
     before = live.current()
     renewed = old.issue(HOST)
     shutil.copy(renewed.cert, mounted.cert)
@@ -134,12 +135,32 @@ def test_half_a_renewal_changes_nothing_and_is_told_once(
     assert live.current() is after
 
 
+def test_a_secret_that_is_swapped_as_a_whole_is_followed(old: Authority, tmp_path: Path) -> None:
+    # As the kubelet does it: files are links into a folder whose name is a link that is replaced.
+    issued = [old.issue(HOST), old.issue(HOST)]
+    for index, files in enumerate(issued):
+        folder = tmp_path / f"..version_{index}"
+        folder.mkdir()
+        for name in ("cert", "key", "ca"):
+            shutil.copy(getattr(files, name), folder / name)
+    data = tmp_path / "..data"
+    data.symlink_to("..version_0")
+    for name in ("cert", "key", "ca"):
+        (tmp_path / name).symlink_to(f"..data/{name}")
+    live = LiveTls(TlsFiles(**{name: str(tmp_path / name) for name in ("cert", "key", "ca")}))
+    assert live.current().cert == Path(issued[0].cert).read_bytes()
+    (tmp_path / "..data_tmp").symlink_to("..version_1")
+    (tmp_path / "..data_tmp").rename(data)
+    pem = live.current()
+    assert (pem.cert, pem.key) == (Path(issued[1].cert).read_bytes(), Path(issued[1].key).read_bytes())
+
+
 def test_files_are_not_looked_at_for_every_handshake(
     old: Authority, mounted: TlsFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_tls, "LOOK_EVERY_S", 5.0)
     now = [100.0]
-    live = LiveTls(mounted, ca=mounted.ca, clock=lambda: now[0])
+    live = LiveTls(mounted, clock=lambda: now[0])
     before = live.current()
     renew(mounted, old.issue(HOST))
     now[0] = 104.9
@@ -179,6 +200,55 @@ async def test_the_http_ports_context_follows_too(old: Authority, mounted: TlsFi
         assert await shown(port, client) == der(renewed)
 
 
+async def test_the_http_port_takes_the_clients_of_its_authority_of_now(
+    old: Authority, new: Authority, mounted: TlsFiles, tmp_path: Path
+) -> None:
+    clients = tmp_path / "clients.crt"
+    shutil.copy(new.path, clients)
+    context = replace(mounted, client_ca=str(clients)).public_context()
+    server = await asyncio.start_server(answer, HOST, 0, ssl=context)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        of_new, of_old = showing(old, new.issue("client")), showing(old, old.issue("client"))
+        taken, session = await asyncio.to_thread(is_answered, port, of_new)
+        assert taken
+        assert not (await asyncio.to_thread(is_answered, port, of_old))[0]
+        assert not (await asyncio.to_thread(is_answered, port, ssl.create_default_context(cafile=old.path)))[
+            0
+        ]
+
+        shutil.copy(old.path, clients)
+        assert (await asyncio.to_thread(is_answered, port, of_old))[0]
+        assert not (await asyncio.to_thread(is_answered, port, of_new))[0]
+        # Nor does it get in by going on with a session of before.
+        assert not (await asyncio.to_thread(is_answered, port, of_new, session))[0]
+
+
+async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"x")
+    writer.close()
+
+
+def showing(trusted: Authority, client: TlsFiles) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=trusted.path)
+    context.load_cert_chain(client.cert, client.key)
+    return context
+
+
+def is_answered(
+    port: int, context: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[bool, ssl.SSLSession | None]:
+    """Whether a byte comes, and the session; asyncio's streams take up none."""
+    try:
+        with (
+            socket.create_connection((HOST, port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=HOST, session=session) as connection,
+        ):
+            return connection.recv(1) == b"x", connection.session
+    except (ssl.SSLError, ConnectionError):
+        return False, None
+
+
 async def test_doors_may_ask_clients_for_certificates(
     old: Authority, new: Authority, mounted: TlsFiles
 ) -> None:
@@ -186,15 +256,14 @@ async def test_doors_may_ask_clients_for_certificates(
     shows = TlsConfig(
         ca=old.path.read_bytes(), cert=Path(client.cert).read_bytes(), key=Path(client.key).read_bytes()
     )
-    credentials = mounted.public_server_credentials(str(new.path))
-    async with await RpcServer.start([], credentials=credentials) as server:
+    asking = replace(mounted, client_ca=str(new.path))
+    async with await RpcServer.start([], credentials=asking.public_server_credentials()) as server:
         assert await health(server.address, opener(shows)) == NOT_SERVING
         assert await health(server.address, opener(TlsConfig(ca=old.path.read_bytes()))) is None
-    context = mounted.public_context(str(new.path))
-    assert context is not None
-    assert context.verify_mode == ssl.CERT_REQUIRED
+        # The cluster's own authority signs no clients.
+        assert await health(server.address, mounted.opener()) is None
     with pytest.raises(ConfigError) as caught:
-        mounted.public_server_credentials(mounted.key)
+        replace(mounted, client_ca=mounted.key).public_server_credentials()
     assert caught.value.field == "client_ca"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import shutil
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -62,11 +63,16 @@ def test_two_passwords_are_refused_and_not_shown(url: str) -> None:
 
 
 @asynccontextmanager
-async def tls_in_front_of(port: int, authority: Authority) -> AsyncIterator[int]:
-    """The embedded server knows no TLS: this relay has it. Yields its port."""
-    files = authority.issue("127.0.0.1")
+async def tls_in_front_of(
+    port: int, authority: Authority, *, name: str = "127.0.0.1", clients: Authority | None = None, at: int = 0
+) -> AsyncIterator[int]:
+    """The embedded server knows no TLS: this relay has it, and may ask for certificates. Yields its port."""
+    files = authority.issue(name)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.cert, files.key)
+    if clients is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(clients.path)
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
@@ -79,7 +85,7 @@ async def tls_in_front_of(port: int, authority: Authority) -> AsyncIterator[int]
                 await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=context)
+    server = await asyncio.start_server(relay, "127.0.0.1", at, ssl=context)
     async with server:
         yield server.sockets[0].getsockname()[1]
 
@@ -97,6 +103,63 @@ async def test_over_tls_the_server_has_to_be_one_of_the_authoritys(tmp_path: Pat
         async with open_redis(url.replace("rediss", "redis")) as redis:
             with pytest.raises(Unavailable):
                 await asking(redis, redis.ping())
+
+
+async def test_over_tls_the_certificate_has_to_name_the_host(tmp_path: Path) -> None:
+    ours = Authority(tmp_path)
+    async with EmbeddedRedis() as server, tls_in_front_of(server.port, ours, name="other.internal") as port:
+        redis = open_redis(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={ours.path}")
+        with pytest.raises(Unavailable, match="IP address mismatch"):
+            await asking(redis, redis.ping())
+
+
+async def test_files_of_tls_are_read_again_for_each_connection(tmp_path: Path) -> None:
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    ca, cert, key = (tmp_path / name for name in ("ca.crt", "tls.crt", "tls.key"))
+
+    def mount(authority: Authority) -> None:
+        issued = authority.issue("baton")
+        for path, source in ((ca, issued.ca), (cert, issued.cert), (key, issued.key)):
+            shutil.copy(source, path)
+
+    mount(old)
+    files = f"ssl_ca_certs={ca}&ssl_certfile={cert}&ssl_keyfile={key}"
+    async with EmbeddedRedis(password="pw") as server:
+        async with tls_in_front_of(server.port, old, clients=old) as port:
+            redis = open_redis(f"rediss://:pw@127.0.0.1:{port}/0?{files}")
+            assert await asking(redis, redis.ping())
+            bare = open_redis(f"rediss://:pw@127.0.0.1:{port}/0?ssl_ca_certs={ca}")
+            async with bare:
+                with pytest.raises(Unavailable):
+                    await asking(bare, bare.ping())
+        mount(new)
+        async with tls_in_front_of(server.port, new, clients=new, at=port), redis:
+            # The old connection is let go, as when the server restarts.
+            await redis.connection_pool.disconnect()
+            assert await asking(redis, redis.ping())
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("ssl_ca_certs=/nowhere/ca.crt", "ssl_ca_certs=/nowhere/ca.crt, which cannot be used: No such file"),
+        ("ssl_ca_certs={text}", "ssl_ca_certs={text}, which cannot be used"),
+        ("ssl_certfile={cert}&ssl_keyfile={other}", "ssl_keyfile={other}, which cannot be used"),
+        ("ssl_cert_reqs=perhaps", "the Redis URL cannot be used"),
+    ],
+)
+def test_what_is_wrong_with_the_files_of_tls_is_told_at_once(tmp_path: Path, query: str, told: str) -> None:
+    authority = Authority(tmp_path)
+    (tmp_path / "text").write_text("no certificate")
+    paths = {
+        "text": tmp_path / "text",
+        "cert": authority.issue("a").cert,
+        "other": authority.issue("b").key,
+    }
+    with pytest.raises(ConfigError, match=re.escape(told.format(**paths))) as caught:
+        open_redis(f"rediss://:secret@127.0.0.1/0?{query.format(**paths)}")
+    assert caught.value.field == "redis_url"
+    assert "secret" not in caught.value.message
 
 
 def chart_users() -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -94,6 +97,50 @@ async def test_an_internal_port_refuses_who_shows_no_certificate_of_its_authorit
             )
 
 
+async def test_no_port_speaks_an_old_version(files: TlsFiles) -> None:
+    new, old = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_1
+    async with await RpcServer.start([], credentials=files.server_credentials()) as server:
+        assert await agreed(server.port, files, new) == "TLSv1.2"
+        assert await agreed(server.port, files, old) is None
+    context = files.public_context()
+    async with listening(context) as port:
+        assert await agreed(port, files, new) == "TLSv1.2"
+        assert await agreed(port, files, old) is None
+    # This client does speak it, to whoever lets it.
+    lax = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    lax.load_cert_chain(files.cert, files.key)
+    async with listening(limited(lax, old)) as port:
+        assert await agreed(port, files, old) == "TLSv1.1"
+
+
+@asynccontextmanager
+async def listening(context: ssl.SSLContext | None) -> AsyncIterator[int]:
+    async with await asyncio.start_server(lambda _, writer: writer.close(), HOST, 0, ssl=context) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def limited(context: ssl.SSLContext, version: ssl.TLSVersion) -> ssl.SSLContext:
+    """The same, for this version alone."""
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        context.minimum_version = context.maximum_version = version
+    return context
+
+
+async def agreed(port: int, files: TlsFiles, version: ssl.TLSVersion) -> str | None:
+    """The version that the port and a client of this one alone agree on; None if they do not."""
+    context = limited(ssl.create_default_context(cafile=files.ca), version)
+    context.load_cert_chain(files.cert, files.key)
+    context.set_alpn_protocols(["h2"])
+    try:
+        _, writer = await asyncio.open_connection(HOST, port, ssl=context)
+    except (ssl.SSLError, ConnectionError):
+        return None
+    version_spoken = str(writer.get_extra_info("ssl_object").version())
+    writer.close()
+    return version_spoken
+
+
 async def test_a_server_of_another_authority_is_not_talked_to(files: TlsFiles, stranger: Authority) -> None:
     deceived = replace(files, ca=str(stranger.path))
     async with port(files.server_credentials()) as address:
@@ -155,6 +202,14 @@ def test_without_files_everything_is_plain_text() -> None:
     assert files.server_credentials() is None
     assert files.public_server_credentials() is None
     assert files.channel_credentials() is None
+
+
+def test_clients_are_asked_for_certificates_over_tls_only() -> None:
+    with pytest.raises(ConfigError, match="nor client_ca for plain text") as caught:
+        RouterConfig(model="m", client_ca="clients.pem")
+    assert caught.value.field == "tls_cert"
+    config = RouterConfig(model="m", client_ca="clients.pem", tls_cert="c", tls_key="k", tls_ca="a")
+    assert config.tls.client_ca == "clients.pem"
 
 
 @pytest.mark.parametrize(

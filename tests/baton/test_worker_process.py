@@ -69,7 +69,6 @@ class Settings:
     health_port: int | None = None
     namespace: str = "test"
     drain_s: float = 12.5
-    tls: TlsFiles = field(default_factory=TlsFiles)
 
 
 @dataclass
@@ -105,6 +104,7 @@ async def serving(folder: Path, **settings: str) -> AsyncIterator[Rig]:
                 [],
                 identity=identity,
                 settings=made,
+                tls=TlsFiles(),
                 stop=stop,
                 on_bound=bound.append,
                 on_serving=served.set_result,
