@@ -46,7 +46,8 @@ def settings(service: Service) -> dict[str, str]:
 
 
 def test_the_specification_takes_it() -> None:
-    jsonschema.validate(compose_file.read(), SCHEMA)
+    validator = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
+    assert [error.message for error in validator.iter_errors(compose_file.read())] == []
 
 
 def test_what_the_specification_does_not_know_is_found() -> None:
