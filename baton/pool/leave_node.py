@@ -76,8 +76,10 @@ def find_raylet(node_id: str) -> Raylet:
     chosen = [raylet for raylet in found if node_id in ("", raylet.node_id)]
     if len(chosen) == 1:
         return chosen[0]
-    running = ", ".join(raylet.node_id for raylet in found) or "no node"
-    raise ConfigError(f"{running} of Ray runs on this machine; name one with --node-id", field="node_id")
+    if not found:
+        raise ConfigError("no node of Ray runs on this machine; run this where one does", field="node_id")
+    running = ", ".join(raylet.node_id for raylet in found)
+    raise ConfigError(f"the nodes of Ray on this machine are {running}; name one: --node-id", field="node_id")
 
 
 def workers_of(raylet: Raylet) -> list[int]:
