@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Final
 
+from baton import __version__
 from baton.errors import IncompatiblePeer
 from baton.fingerprint import first_difference
 from baton.v1 import common_pb2
+from baton.versions import Versions
 
-PROTOCOL_VERSION = 1
+SESSION_VERSIONS: Final = Versions(oldest=1, newest=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +27,16 @@ class Identity:
     role: a value of common_pb2.Role.
     incarnation: random 64-bit number, new at every process start.
     fingerprint: what must agree with every peer.
+    versions: of the session protocol that it speaks.
+    release: that it runs, for people.
     """
 
     name: str
     role: common_pb2.Role.ValueType
     incarnation: int
     fingerprint: common_pb2.Fingerprint
+    versions: Versions = SESSION_VERSIONS
+    release: str = __version__
 
     @classmethod
     def draw(
@@ -50,7 +57,9 @@ class Identity:
     def hello(self) -> common_pb2.Hello:
         """The first message of a session."""
         return common_pb2.Hello(
-            protocol_version=PROTOCOL_VERSION,
+            oldest_version=self.versions.oldest,
+            newest_version=self.versions.newest,
+            release=self.release,
             name=self.name,
             incarnation=self.incarnation,
             role=self.role,
@@ -59,12 +68,12 @@ class Identity:
 
     def check(self, peer: common_pb2.Hello) -> None:
         """Raises IncompatiblePeer, naming the differing field, unless the peer may work with this process."""
-        if peer.protocol_version != PROTOCOL_VERSION:
-            raise IncompatiblePeer(
-                f"{peer.name} speaks session protocol {peer.protocol_version}, {self.name} speaks "
-                f"{PROTOCOL_VERSION}; run the same Baton version on both",
-                field="protocol_version",
-            )
+        self.versions.agree(
+            Versions(peer.oldest_version, peer.newest_version),
+            protocol="the session protocol",
+            peer=f"{peer.name or 'the peer'} (release {peer.release or 'unknown'})",
+            field="session_version",
+        )
         field = first_difference(self.fingerprint, peer.fingerprint)
         if field is not None:
             raise IncompatiblePeer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton import __version__
 from baton.errors import UnknownRequest
 from baton.ledger import LedgerServicer
 from baton.v1 import admin_service_pb2, common_pb2
@@ -64,6 +65,7 @@ class RouterAdminServicer(LedgerServicer):
             num_requests=self._inference.num_requests,
             dashboard_url=self._config.dashboard_url,
             routing=self._routing(),
+            release=__version__,
         )
 
     async def GetRouteExplain(  # noqa: N802 - gRPC name

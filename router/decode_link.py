@@ -163,6 +163,7 @@ class DecodeLink(WorkerLink[DecodeServiceSessionRequest, DecodeServiceSessionRes
             num_attempts=self.num_attempts,
             kv_dtype=self._capacity.kv_dtype,
             pid=self._capacity.pid,
+            release=self.release,
         )
 
     def _note(self) -> str:

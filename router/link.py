@@ -84,6 +84,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
         self.is_draining = info.draining
         self.state = "draining" if info.draining else "connecting"
         self.reason = ""
+        self.release = ""
         self.was_ready = False
         self.turn = 0.0
         self.breaker = Breaker()
@@ -250,6 +251,7 @@ class WorkerLink(ABC, Generic[SendT, RecvT]):
     def _check(self, hello: common_pb2.Hello) -> None:
         if hello.incarnation != self.info.incarnation:
             raise PeerLost(f"{self.name} has restarted since it registered")
+        self.release = hello.release
         if hello.role != self.role:
             raise IncompatiblePeer(f"{self.name} is registered in another role than it has", field="role")
         self._identity.check(hello)

@@ -170,6 +170,7 @@ class PrefillLink(WorkerLink[PrefillServiceSessionRequest, PrefillServiceSession
             num_attempts=self.num_attempts,
             kv_dtype=self._capacity.kv_dtype,
             pid=self._capacity.pid,
+            release=self.release,
             pairs=sorted(self._pairs.values(), key=lambda pair: pair.worker),
         )
 

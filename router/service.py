@@ -8,6 +8,7 @@ from baton.v1 import inference_service_pb2
 from baton.v1.inference_service_pb2 import GenerateRequest, GenerateResponse
 from baton.v1.inference_service_pb2_grpc import InferenceServiceServicer
 from router.inference import Inference
+from router.known_fields import check_known
 from router.tenancy.tenants import Metadata
 
 Context = grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]
@@ -27,6 +28,7 @@ class InferenceServicer(InferenceServiceServicer):
         self, request: GenerateRequest, context: Context
     ) -> None:
         """Streams the answers. The call's deadline is the request's; a cancelled call cancels it."""
+        check_known(request)
         await self._inference.generate(request, _RpcCall(context))
 
     async def ListModels(  # noqa: N802 - gRPC name

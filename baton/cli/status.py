@@ -40,12 +40,13 @@ def status(
         typer.echo(json.dumps(as_dict(found)))
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"model {found.model}, {found.router}, requests in flight: {found.num_requests}")
+    release = f" (release {found.release})" if found.release else ""
+    console.print(f"model {found.model}, {found.router}{release}, requests in flight: {found.num_requests}")
     print_whole(console, workers_table(found))
     for worker in found.workers:
         if worker.reason:
             console.print(f"note: {worker.name} {worker.state}: {worker.reason}", soft_wrap=True)
-    for line in pair_lines(found):
+    for line in (*release_lines(found), *pair_lines(found)):
         console.print(line, soft_wrap=True)
     print_whole(console, _buckets_table(found))
     console.print()
@@ -90,6 +91,13 @@ def workers_table(found: admin_service_pb2.GetClusterStatusResponse) -> Table:
             str(worker.credit_tokens) if is_prefill else "-",
         )
     return table
+
+
+def release_lines(found: admin_service_pb2.GetClusterStatusResponse) -> Iterator[str]:
+    """The workers that run another release than the router, as they do in the middle of an upgrade."""
+    for worker in found.workers:
+        if worker.release not in ("", found.release):
+            yield f"note: {worker.name} runs release {worker.release}"
 
 
 def pair_lines(found: admin_service_pb2.GetClusterStatusResponse) -> Iterator[str]:

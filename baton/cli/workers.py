@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,11 +73,23 @@ def notes(found: ListWorkersResponse) -> Iterator[str]:
     for worker in found.workers:
         if worker.reason:
             yield f"note: {worker.name} {state_name(worker.state)}: {worker.reason}"
+    yield from _releases(found)
     if found.ray_silent_ms:
         silent = duration(found.ray_silent_ms)
         yield f"note: Ray's control service has not answered for {silent}: workers go on, none is started"
     if found.dashboard_url:
         yield f"\nRay dashboard: {found.dashboard_url}"
+
+
+def _releases(found: ListWorkersResponse) -> Iterator[str]:
+    """Who runs what, where that is not the same everywhere: in the middle of an upgrade."""
+    named = defaultdict(list)
+    for worker in found.workers:
+        if worker.release:
+            named[worker.release].append(worker.name)
+    if len(named) > 1:
+        for release, names in sorted(named.items()):
+            yield f"note: release {release} is run by {', '.join(names)}"
 
 
 def as_dict(found: ListWorkersResponse) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class WorkerStates:
             num_restarts=process.life.num_restarts,
             since_ms=round(1000 * (now_s - before.since_s)),
             num_attempts=sum(worker.num_attempts for worker in at_routers),
+            release=next((worker.release for worker in at_routers if worker.release), ""),
         )
 
 

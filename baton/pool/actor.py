@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 
 from ray.util import get_node_ip_address
 
+from baton import __version__
 from baton.logs import configure_logging
 from baton.metrics import configure_metrics
 from baton.pool.serving_thread import ServingThread
@@ -57,6 +58,7 @@ class WorkerActor:
             "address": self._served.address,
             "digest": self._digest,
             "place": self._place,
+            "release": __version__,
         }
 
     def look(self) -> dict[str, Any]:

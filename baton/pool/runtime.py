@@ -60,6 +60,7 @@ class WorkerFacts:
 
     address: host:port as others dial it.
     digest: of the settings it was started with.
+    release: that it runs; empty of one that does not say.
     """
 
     name: str
@@ -67,6 +68,7 @@ class WorkerFacts:
     address: str
     digest: str
     place: Place
+    release: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,4 +100,5 @@ def describe(member: Member) -> pool_service_pb2.PoolWorker:
         num_attempts=life.load.num_attempts if life.load and is_running else 0,
         resources=str(member.spec.ask),
         actor_id=life.handle.actor_id if life.handle else "",
+        release=life.facts.release if life.facts and is_running else "",
     )

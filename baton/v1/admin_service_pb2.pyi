@@ -201,6 +201,7 @@ class WorkerStatus(_message.Message):
     KV_DTYPE_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the worker."""
     role: _common_pb2.Role.ValueType
@@ -229,6 +230,8 @@ class WorkerStatus(_message.Message):
     """Element type of its KV cache."""
     pid: _builtins.int
     """Process id on its host."""
+    release: _builtins.str
+    """Release that it runs, for example "0.1.0"; empty before it has said so."""
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PairState]:
         """Decode workers that KV can go to, or could; prefill workers only."""
@@ -251,10 +254,11 @@ class WorkerStatus(_message.Message):
         kv_dtype: _builtins.str = ...,
         pid: _builtins.int = ...,
         pairs: _abc.Iterable[Global___PairState] | None = ...,
+        release: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "credit_tokens", b"credit_tokens", "kv_dtype", b"kv_dtype", "name", b"name", "num_attempts", b"num_attempts", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "pairs", b"pairs", "pid", b"pid", "reason", b"reason", "role", b"role", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "credit_tokens", b"credit_tokens", "kv_dtype", b"kv_dtype", "name", b"name", "num_attempts", b"num_attempts", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "pairs", b"pairs", "pid", b"pid", "reason", b"reason", "release", b"release", "role", b"role", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -401,6 +405,7 @@ class GetClusterStatusResponse(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     DASHBOARD_URL_FIELD_NUMBER: _builtins.int
     ROUTING_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """Name of the router."""
     model: _builtins.str
@@ -409,6 +414,8 @@ class GetClusterStatusResponse(_message.Message):
     """Requests in flight at this router."""
     dashboard_url: _builtins.str
     """Address of the Ray dashboard; empty when unknown."""
+    release: _builtins.str
+    """Release that the router runs."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]:
         """Workers, by name."""
@@ -431,10 +438,11 @@ class GetClusterStatusResponse(_message.Message):
         num_requests: _builtins.int = ...,
         dashboard_url: _builtins.str = ...,
         routing: Global___RoutingStatus | None = ...,
+        release: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "dashboard_url", b"dashboard_url", "model", b"model", "num_requests", b"num_requests", "router", b"router", "routing", b"routing", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "dashboard_url", b"dashboard_url", "model", b"model", "num_requests", b"num_requests", "release", b"release", "router", b"router", "routing", b"routing", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

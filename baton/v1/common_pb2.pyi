@@ -209,19 +209,25 @@ class Hello(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
+    NEWEST_VERSION_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
-    protocol_version: _builtins.int
-    """Version of the session protocol."""
+    OLDEST_VERSION_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    newest_version: _builtins.int
+    """Newest version of the session protocol that the sender speaks."""
     name: _builtins.str
     """Name of the process, for example "prefill-0"."""
     incarnation: _builtins.int
     """Random per process start; a peer is known by it, not by its address."""
     role: Global___Role.ValueType
     """What the process does."""
+    oldest_version: _builtins.int
+    """Oldest version of the session protocol that the sender speaks."""
+    release: _builtins.str
+    """Release that it runs, for example "0.1.0". Only for people: what is understood goes by the versions."""
     @_builtins.property
     def fingerprint(self) -> Global___Fingerprint:
         """What must agree with every peer."""
@@ -229,15 +235,17 @@ class Hello(_message.Message):
     def __init__(
         self,
         *,
-        protocol_version: _builtins.int = ...,
+        newest_version: _builtins.int = ...,
         name: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         role: Global___Role.ValueType = ...,
         fingerprint: Global___Fingerprint | None = ...,
+        oldest_version: _builtins.int = ...,
+        release: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "incarnation", b"incarnation", "name", b"name", "protocol_version", b"protocol_version", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "incarnation", b"incarnation", "name", b"name", "newest_version", b"newest_version", "oldest_version", b"oldest_version", "release", b"release", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

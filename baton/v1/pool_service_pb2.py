@@ -25,29 +25,29 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61ton/v1/pool_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\x80\x02\n\nPoolWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.baton.v1.PoolWorkerState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x0e\n\x06runner\x18\x07 \x01(\t\x12\x14\n\x0cnum_restarts\x18\x08 \x01(\r\x12\x10\n\x08since_ms\x18\t \x01(\x04\x12\x14\n\x0cnum_attempts\x18\n \x01(\r\x12\x11\n\tresources\x18\x0b \x01(\t\x12\x10\n\x08\x61\x63tor_id\x18\x0c \x01(\t\"\x14\n\x12ListWorkersRequest\"j\n\x13ListWorkersResponse\x12%\n\x07workers\x18\x01 \x03(\x0b\x32\x14.baton.v1.PoolWorker\x12\x15\n\rdashboard_url\x18\x02 \x01(\t\x12\x15\n\rray_silent_ms\x18\x03 \x01(\x04\"A\n\x0cScaleRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\"/\n\rScaleResponse\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x01 \x03(\t\x12\x0f\n\x07removed\x18\x02 \x03(\t\"<\n\x0c\x44rainRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\"[\n\rDrainResponse\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.baton.v1.PoolWorker\x12\x12\n\nnum_others\x18\x02 \x01(\r\x12\x10\n\x08grace_ms\x18\x03 \x01(\x04*\x93\x02\n\x0fPoolWorkerState\x12!\n\x1dPOOL_WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19POOL_WORKER_STATE_PLACING\x10\x01\x12\x1e\n\x1aPOOL_WORKER_STATE_STARTING\x10\x02\x12\x1d\n\x19POOL_WORKER_STATE_SERVING\x10\x03\x12\x1e\n\x1aPOOL_WORKER_STATE_DRAINING\x10\x04\x12 \n\x1cPOOL_WORKER_STATE_RESTARTING\x10\x05\x12\x1c\n\x18POOL_WORKER_STATE_FAILED\x10\x06\x12\x1f\n\x1bPOOL_WORKER_STATE_UNHEALTHY\x10\x07\x32\xcd\x01\n\x0bPoolService\x12J\n\x0bListWorkers\x12\x1c.baton.v1.ListWorkersRequest\x1a\x1d.baton.v1.ListWorkersResponse\x12\x38\n\x05Scale\x12\x16.baton.v1.ScaleRequest\x1a\x17.baton.v1.ScaleResponse\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61ton/v1/pool_service.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\x91\x02\n\nPoolWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.baton.v1.PoolWorkerState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x0e\n\x06runner\x18\x07 \x01(\t\x12\x14\n\x0cnum_restarts\x18\x08 \x01(\r\x12\x10\n\x08since_ms\x18\t \x01(\x04\x12\x14\n\x0cnum_attempts\x18\n \x01(\r\x12\x11\n\tresources\x18\x0b \x01(\t\x12\x10\n\x08\x61\x63tor_id\x18\x0c \x01(\t\x12\x0f\n\x07release\x18\r \x01(\t\"\x14\n\x12ListWorkersRequest\"j\n\x13ListWorkersResponse\x12%\n\x07workers\x18\x01 \x03(\x0b\x32\x14.baton.v1.PoolWorker\x12\x15\n\rdashboard_url\x18\x02 \x01(\t\x12\x15\n\rray_silent_ms\x18\x03 \x01(\x04\"A\n\x0cScaleRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\"/\n\rScaleResponse\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x01 \x03(\t\x12\x0f\n\x07removed\x18\x02 \x03(\t\"<\n\x0c\x44rainRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\"[\n\rDrainResponse\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.baton.v1.PoolWorker\x12\x12\n\nnum_others\x18\x02 \x01(\r\x12\x10\n\x08grace_ms\x18\x03 \x01(\x04*\x93\x02\n\x0fPoolWorkerState\x12!\n\x1dPOOL_WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19POOL_WORKER_STATE_PLACING\x10\x01\x12\x1e\n\x1aPOOL_WORKER_STATE_STARTING\x10\x02\x12\x1d\n\x19POOL_WORKER_STATE_SERVING\x10\x03\x12\x1e\n\x1aPOOL_WORKER_STATE_DRAINING\x10\x04\x12 \n\x1cPOOL_WORKER_STATE_RESTARTING\x10\x05\x12\x1c\n\x18POOL_WORKER_STATE_FAILED\x10\x06\x12\x1f\n\x1bPOOL_WORKER_STATE_UNHEALTHY\x10\x07\x32\xcd\x01\n\x0bPoolService\x12J\n\x0bListWorkers\x12\x1c.baton.v1.ListWorkersRequest\x1a\x1d.baton.v1.ListWorkersResponse\x12\x38\n\x05Scale\x12\x16.baton.v1.ScaleRequest\x1a\x17.baton.v1.ScaleResponse\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.pool_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_POOLWORKERSTATE']._serialized_start=725
-  _globals['_POOLWORKERSTATE']._serialized_end=1000
+  _globals['_POOLWORKERSTATE']._serialized_start=742
+  _globals['_POOLWORKERSTATE']._serialized_end=1017
   _globals['_POOLWORKER']._serialized_start=65
-  _globals['_POOLWORKER']._serialized_end=321
-  _globals['_LISTWORKERSREQUEST']._serialized_start=323
-  _globals['_LISTWORKERSREQUEST']._serialized_end=343
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=345
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=451
-  _globals['_SCALEREQUEST']._serialized_start=453
-  _globals['_SCALEREQUEST']._serialized_end=518
-  _globals['_SCALERESPONSE']._serialized_start=520
-  _globals['_SCALERESPONSE']._serialized_end=567
-  _globals['_DRAINREQUEST']._serialized_start=569
-  _globals['_DRAINREQUEST']._serialized_end=629
-  _globals['_DRAINRESPONSE']._serialized_start=631
-  _globals['_DRAINRESPONSE']._serialized_end=722
-  _globals['_POOLSERVICE']._serialized_start=1003
-  _globals['_POOLSERVICE']._serialized_end=1208
+  _globals['_POOLWORKER']._serialized_end=338
+  _globals['_LISTWORKERSREQUEST']._serialized_start=340
+  _globals['_LISTWORKERSREQUEST']._serialized_end=360
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=362
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=468
+  _globals['_SCALEREQUEST']._serialized_start=470
+  _globals['_SCALEREQUEST']._serialized_end=535
+  _globals['_SCALERESPONSE']._serialized_start=537
+  _globals['_SCALERESPONSE']._serialized_end=584
+  _globals['_DRAINREQUEST']._serialized_start=586
+  _globals['_DRAINREQUEST']._serialized_end=646
+  _globals['_DRAINRESPONSE']._serialized_start=648
+  _globals['_DRAINRESPONSE']._serialized_end=739
+  _globals['_POOLSERVICE']._serialized_start=1020
+  _globals['_POOLSERVICE']._serialized_end=1225
 # @@protoc_insertion_point(module_scope)

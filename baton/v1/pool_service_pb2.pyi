@@ -80,6 +80,7 @@ class PoolWorker(_message.Message):
     NUM_ATTEMPTS_FIELD_NUMBER: _builtins.int
     RESOURCES_FIELD_NUMBER: _builtins.int
     ACTOR_ID_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, for example "decode-0"."""
     role: _common_pb2.Role.ValueType
@@ -104,6 +105,8 @@ class PoolWorker(_message.Message):
     """What was reserved for it, for example "GPU 0.5, baton_decode 1"; empty for a process."""
     actor_id: _builtins.str
     """Identifier of the Ray actor; empty for a process."""
+    release: _builtins.str
+    """Release that it runs, for example "0.1.0"; empty while it does not serve."""
     def __init__(
         self,
         *,
@@ -119,10 +122,11 @@ class PoolWorker(_message.Message):
         num_attempts: _builtins.int = ...,
         resources: _builtins.str = ...,
         actor_id: _builtins.str = ...,
+        release: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_id", b"actor_id", "name", b"name", "node", b"node", "num_attempts", b"num_attempts", "num_restarts", b"num_restarts", "pid", b"pid", "reason", b"reason", "resources", b"resources", "role", b"role", "runner", b"runner", "since_ms", b"since_ms", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_id", b"actor_id", "name", b"name", "node", b"node", "num_attempts", b"num_attempts", "num_restarts", b"num_restarts", "pid", b"pid", "reason", b"reason", "release", b"release", "resources", b"resources", "role", b"role", "runner", b"runner", "since_ms", b"since_ms", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

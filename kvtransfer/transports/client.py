@@ -25,6 +25,7 @@ from baton.identity import Identity
 from baton.logs import get_logger
 from baton.rpc import OpenChannel, open_channel
 from baton.v1.kv_transfer_service_pb2 import PairRequest, PairResponse, WriteResponse
+from baton.versions import Versions
 from kvtransfer.contract import KvFormat, Offload, Pairing, Peer, Ticket, TransferTarget
 from kvtransfer.slots import Sender
 from kvtransfer.transports import nixl
@@ -33,7 +34,7 @@ from kvtransfer.transports.nixl import NixlCarrier, NixlSource
 from kvtransfer.transports.service import SERVICE_NAME
 from kvtransfer.transports.shm import ShmCarrier
 from kvtransfer.transports.writer import Carrier, GrpcKvWriter, end_of, is_cancelled
-from kvtransfer.version import NEWEST_VERSION, OLDEST_VERSION, agree
+from kvtransfer.version import TRANSFER_VERSIONS, agree
 
 TRANSPORTS = ("auto", "shm", "nixl", "grpc")
 PAIR_TIMEOUT_S = 10.0
@@ -327,8 +328,8 @@ class KvClient:
         )
         request = PairRequest(
             hello=self._identity.hello(),
-            oldest_version=OLDEST_VERSION,
-            newest_version=NEWEST_VERSION,
+            oldest_version=TRANSFER_VERSIONS.oldest,
+            newest_version=TRANSFER_VERSIONS.newest,
             format=write_format(self._format),
             wants=wants,
             has_digests=self._config.has_digests,
@@ -344,7 +345,7 @@ class KvClient:
         if response.hello.incarnation != link.peer.incarnation:
             raise PeerLost(f"{link.peer.worker} has restarted since it was announced")
         self._identity.check(response.hello)
-        agree((OLDEST_VERSION, NEWEST_VERSION), (response.version, response.version), response.hello.name)
+        agree(TRANSFER_VERSIONS, Versions(response.version, response.version), response.hello.name)
         return response
 
 

@@ -20,6 +20,7 @@ from baton.identity import Identity
 from baton.logs import get_logger
 from baton.v1 import kv_transfer_service_pb2
 from baton.v1.kv_transfer_service_pb2 import PairRequest, PairResponse, PlacedFrames
+from baton.versions import Versions
 from kvtransfer.contract import Answer, Gone, Resend
 from kvtransfer.receiver import IncomingWrite, KvReceiver
 from kvtransfer.slots import Sender, SlotTable
@@ -37,7 +38,7 @@ from kvtransfer.transports.grpc_codec import (
 )
 from kvtransfer.transports.shm import OFFSET_BYTES
 from kvtransfer.transports.writer import ADMITTED
-from kvtransfer.version import NEWEST_VERSION, OLDEST_VERSION, agree
+from kvtransfer.version import TRANSFER_VERSIONS, agree
 from kvtransfer.wire import HEADER_BYTES, claimed_bytes
 
 SERVICE_NAME = "baton.v1.KvTransferService"
@@ -101,8 +102,8 @@ class KvService:
     async def pair(self, request: PairRequest, _context: object) -> PairResponse:
         """Compares what must agree, and offers memory; raises IncompatiblePeer naming the field."""
         version = agree(
-            (OLDEST_VERSION, NEWEST_VERSION),
-            (request.oldest_version, request.newest_version),
+            TRANSFER_VERSIONS,
+            Versions(request.oldest_version, request.newest_version),
             request.hello.name or "the sender",
         )
         self._identity.check(request.hello)

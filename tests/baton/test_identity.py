@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from baton import __version__
 from baton.errors import IncompatiblePeer
-from baton.identity import PROTOCOL_VERSION, Identity
+from baton.identity import SESSION_VERSIONS, Identity
 from baton.v1 import common_pb2
+from baton.versions import Versions
 
 FINGERPRINT = common_pb2.Fingerprint(
     weights_id="w", tokenizer_id="t", num_layers=2, num_heads=8, num_kv_heads=2, head_dim=16, vocab_size=300,
@@ -25,7 +27,8 @@ def test_hello_says_who_is_there() -> None:
     me = identity()
     hello = common_pb2.Hello.FromString(me.hello().SerializeToString())
     assert (hello.name, hello.role, hello.incarnation) == ("router-0", common_pb2.ROLE_ROUTER, me.incarnation)
-    assert hello.protocol_version == PROTOCOL_VERSION
+    assert Versions(hello.oldest_version, hello.newest_version) == SESSION_VERSIONS
+    assert hello.release == __version__
     assert hello.fingerprint == FINGERPRINT
 
 
@@ -56,11 +59,21 @@ def test_a_differing_field_is_named_with_both_values(field: str) -> None:
         assert part in error.value.message
 
 
+def test_the_next_release_may_work_with_this_one() -> None:
+    newest = SESSION_VERSIONS.newest
+    following = replace(identity("decode-3", 2), versions=Versions(newest, newest + 1), release="9.9")
+    identity().check(following.hello())
+    following.check(identity().hello())
+
+
 def test_another_protocol_is_refused_before_anything_else() -> None:
-    hello = common_pb2.Hello(protocol_version=PROTOCOL_VERSION + 1, name="decode-9")
-    with pytest.raises(IncompatiblePeer, match="decode-9 speaks session protocol") as error:
+    newest = SESSION_VERSIONS.newest
+    later = replace(identity("decode-9"), versions=Versions(newest + 1, newest + 2), release="9.9")
+    hello = later.hello()
+    hello.ClearField("fingerprint")
+    with pytest.raises(IncompatiblePeer, match=r"decode-9 \(release 9\.9\) speaks versions") as error:
         identity().check(hello)
-    assert error.value.field == "protocol_version"
+    assert error.value.field == "session_version"
 
 
 def test_a_peer_that_does_not_introduce_itself_is_refused() -> None:

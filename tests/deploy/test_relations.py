@@ -13,11 +13,13 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
+from baton.certificate_watch import CertificateWatch
 from baton.pool.actor_metrics import _GAUGES
 from baton.rpc_server import LIVENESS, READINESS
 from checks.chart_values import CHART
 from router.learning.cost_model import CostModel
 from router.metrics import RouterMetrics
+from tests.certificates import Authority
 from tests.deploy.chart_settings import CONFIGS, settings
 from tests.deploy.manifests import (
     EXAMPLES,
@@ -170,10 +172,12 @@ def test_pods_keep_to_the_restricted_standard(example: str) -> None:
             assert pod.spec["automountServiceAccountToken"] is False
 
 
-def exported() -> dict[str, set[str]]:
+def exported(folder: Path) -> dict[str, set[str]]:
     """Labels of the metrics as Prometheus sees them, by name: of a router, and of Ray's nodes."""
     reader = PrometheusMetricReader()
-    metrics = RouterMetrics(MeterProvider(metric_readers=[reader]).get_meter("baton"))
+    meter = MeterProvider(metric_readers=[reader]).get_meter("baton")
+    CertificateWatch(Authority(folder).issue("router"), meter)
+    metrics = RouterMetrics(meter)
     metrics.watch(CostModel())
     metrics.watch_load(lambda: [1.0], lambda: 1)
     metrics.placed("remote", "normal", 0.1)
@@ -181,9 +185,10 @@ def exported() -> dict[str, set[str]]:
     metrics.shed("queue")
     found = {s.name: set(s.labels) for family in reader._collector.collect() for s in family.samples}
     # What Prometheus' operator adds.
-    found = {name: labels | {"namespace", "service"} for name, labels in found.items()}
-    of_ray = {f"ray_baton_worker_{name}": {"worker", "role"} for name in _GAUGES}
-    return found | of_ray | {"up": {"namespace", "service"}}
+    scraped = {"namespace", "pod", "job"}
+    found = {name: labels | scraped | {"service"} for name, labels in found.items()}
+    of_ray = {f"ray_baton_worker_{name}": {"worker", "role"} | scraped for name in _GAUGES}
+    return found | of_ray | {"up": scraped | {"service"}}
 
 
 def queries() -> Iterator[str]:
@@ -195,8 +200,8 @@ def queries() -> Iterator[str]:
         yield from (trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"])
 
 
-def test_alerts_and_autoscalers_ask_for_metrics_and_labels_that_exist() -> None:
-    known, asked = exported(), set()
+def test_alerts_and_autoscalers_ask_for_metrics_and_labels_that_exist(tmp_path: Path) -> None:
+    known, asked = exported(tmp_path), set()
     for query in queries():
         selectors = re.findall(r"(\w+)\{([^}]*)\}", query)
         assert selectors, query
@@ -205,13 +210,25 @@ def test_alerts_and_autoscalers_ask_for_metrics_and_labels_that_exist() -> None:
             assert name in known, query
             assert labels <= known[name], query
             asked.add(name)
-    assert len(asked) == 12
+    assert len(asked) == 13
 
 
 def test_queries_are_of_the_service_that_is_scraped() -> None:
     services = {each["metadata"]["name"] for each in of_kind(of_example("autoscaled"), "Service")}
     named = [re.findall(r'service="([^"]*)"', query) for query in queries()]
     assert {name for names in named for name in names} == {"demo-baton-http"} < services
+
+
+def test_queries_of_ray_are_of_the_release_that_asks() -> None:
+    (monitor,) = (each["metadata"] for each in of_kind(of_example("autoscaled"), "PodMonitor"))
+    of_ray = [query for query in queries() if "ray_baton" in query]
+    assert len(of_ray) == 2
+    for query in of_ray:
+        selectors = re.findall(r"ray_baton_\w+\{([^}]*)\}", query)
+        assert selectors
+        for selector in selectors:
+            # The operator's label of what a PodMonitor has found.
+            assert f'job="prod/{monitor["name"]}"' in selector
 
 
 def test_each_alert_has_its_section_in_the_guide() -> None:

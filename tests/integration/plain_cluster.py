@@ -29,11 +29,18 @@ _MODULES: Mapping[str, str] = {
 
 
 class PlainCluster:
-    """The running processes, by name; made by `async with plain_cluster(...)`."""
+    """The running processes, by name; made by `async with plain_cluster(...)`.
+
+    doors, admin_doors: addresses of the routers by name, where a later process of the name is found too.
+    """
 
     def __init__(self, model: Path, logs: Path, redis_url: str, guard: Guard) -> None:
-        self.address = f"{LOOPBACK}:{claim(0, 'port')}"
-        self.admin_address = f"{LOOPBACK}:{claim(0, 'admin_port')}"
+        self.doors: dict[str, str] = {}
+        self.admin_doors: dict[str, str] = {}
+        for name in ("router-0", "router-1"):
+            self.doors[name] = f"{LOOPBACK}:{claim(0, 'port')}"
+            self.admin_doors[name] = f"{LOOPBACK}:{claim(0, 'admin_port')}"
+        self.address, self.admin_address = self.doors["router-0"], self.admin_doors["router-0"]
         self.processes: dict[str, RoleProcess] = {}
         self._model = model
         self._logs = logs
@@ -43,7 +50,7 @@ class PlainCluster:
     async def start(self, name: str, *settings: str) -> None:
         """Starts a role, named like "decode-1", and does not wait for it."""
         role = name.partition("-")[0]
-        own = self._router_settings() if role == "router" else _WORKER_SETTINGS
+        own = self._router_settings(name) if role == "router" else _WORKER_SETTINGS
         common = (f"--name={name}", f"--model={self._model}", "--drain-s=1")
         spec = RoleSpec(
             name=name,
@@ -59,17 +66,19 @@ class PlainCluster:
         lines = (self._logs / f"{name}.log").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
-    async def ready(self) -> set[str]:
-        """The workers that take requests; none while the router does not answer."""
+    async def ready(self, router: str = "router-0") -> set[str]:
+        """The workers that take requests of a router; none while it does not answer."""
         with suppress(BatonError):
-            status = await fetch_status(self.admin_address, timeout_s=1.0)
+            status = await fetch_status(self.admin_doors[router], timeout_s=1.0)
             return {worker.name for worker in status.workers if worker.state == "ready"}
         return set()
 
-    async def wait_ready(self, *names: str, within_s: float = READY_WITHIN_S) -> None:
+    async def wait_ready(
+        self, *names: str, router: str = "router-0", within_s: float = READY_WITHIN_S
+    ) -> None:
         """Waits until the router can use these workers."""
         async with asyncio.timeout(within_s):
-            while not await self.ready() >= set(names):
+            while not await self.ready(router) >= set(names):
                 await asyncio.sleep(_POLL_S)
 
     async def ledgers(self) -> Ledgers:
@@ -85,8 +94,8 @@ class PlainCluster:
             await asyncio.sleep(_POLL_S)
         return found
 
-    def _router_settings(self) -> tuple[str, ...]:
-        port, admin_port = (at.rpartition(":")[2] for at in (self.address, self.admin_address))
+    def _router_settings(self, name: str) -> tuple[str, ...]:
+        port, admin_port = (at.rpartition(":")[2] for at in (self.doors[name], self.admin_doors[name]))
         ports = (f"--port={port}", "--http-port=0", f"--admin-port={admin_port}")
         return (*ports, "--placement=disaggregated")
 

@@ -31,6 +31,27 @@ async def replaced(cluster: PlainCluster, running: Load, old: str, new: str) -> 
     assert old not in await cluster.ready()
 
 
+async def test_routers_roll(tiny_model: tuple[Path, LlamaForCausalLM], tmp_path: Path) -> None:
+    async with EmbeddedRedis() as redis, plain_cluster(tiny_model[0], tmp_path, redis.url) as cluster:
+        for name in ("router-0", "router-1", "prefill-0", "decode-0"):
+            await cluster.start(name)
+        for router in cluster.doors:
+            await cluster.wait_ready("prefill-0", "decode-0", router=router)
+        async with await AsyncClient.connect(list(cluster.doors.values())) as client, load(client) as running:
+            await running.more(6)
+            for router in cluster.doors:
+                leaving = cluster.processes.pop(router)
+                os.kill(leaving.pid, signal.SIGTERM)
+                # The other one answers meanwhile.
+                await running.more(6)
+                async with asyncio.timeout(GRACE_S):
+                    status, _ = await leaving.wait()
+                assert status == 0, router
+                await cluster.start(router)
+                await cluster.wait_ready("prefill-0", "decode-0", router=router)
+            await running.more(6)
+
+
 async def test_prefill_rolls_and_decode_moves_to_a_second_group(
     tiny_model: tuple[Path, LlamaForCausalLM], tmp_path: Path
 ) -> None:

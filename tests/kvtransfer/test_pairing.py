@@ -12,6 +12,7 @@ from baton.errors import IncompatiblePeer
 from baton.identity import Identity
 from baton.v1 import common_pb2
 from baton.v1.kv_transfer_service_pb2 import PairRequest, PairResponse
+from baton.versions import Versions
 from kvtransfer.contract import Committed
 from kvtransfer.transports import client as client_module
 from kvtransfer.transports import service
@@ -116,7 +117,7 @@ async def test_releases_too_far_apart_are_refused_by_name(
     rig = make_rig()
     async with receiving(rig, tmp_path) as receiver, sending(rig, tmp_path, "auto") as client:
         with pytest.raises(
-            IncompatiblePeer, match=r"prefill-0 speaks versions 1 to 2 .* this worker 3 to 4"
+            IncompatiblePeer, match=r"prefill-0 speaks versions 1 to 2 .* this process versions 3 to 4"
         ) as caught:
             await client.pair(receiver.peer)
         assert caught.value.field == "transfer_version"
@@ -137,12 +138,11 @@ async def test_an_answer_in_a_version_that_the_sender_does_not_speak_is_refused(
         receiving(rig, tmp_path, kind=FutureService) as receiver,
         sending(rig, tmp_path, "auto") as client,
     ):
-        with pytest.raises(IncompatiblePeer, match="decode-0 speaks versions 99 to 99") as caught:
+        with pytest.raises(IncompatiblePeer, match="decode-0 speaks version 99 of") as caught:
             await client.pair(receiver.peer)
         assert caught.value.field == "transfer_version"
 
 
 def speak(monkeypatch: pytest.MonkeyPatch, sender: tuple[int, int], receiver: tuple[int, int]) -> None:
     for module, (oldest, newest) in ((client_module, sender), (service, receiver)):
-        monkeypatch.setattr(module, "OLDEST_VERSION", oldest)
-        monkeypatch.setattr(module, "NEWEST_VERSION", newest)
+        monkeypatch.setattr(module, "TRANSFER_VERSIONS", Versions(oldest, newest))

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from baton.identity import Identity
+from baton import __version__
+from baton.identity import SESSION_VERSIONS, Identity
 from baton.ports import WorkerInfo
 from baton.rpc import OpenChannel, open_channel
 from baton.rpc_server import Registration, RpcServer
@@ -20,6 +21,7 @@ from baton.tls import TlsFiles
 from baton.v1 import common_pb2
 from baton.v1.decode_service_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.v1.prefill_service_pb2_grpc import add_PrefillServiceServicer_to_server
+from baton.versions import Versions
 from decode_worker.service import DecodeServicer
 from prefill_worker.service import PrefillServicer
 from router.decode_link import DecodeLink
@@ -117,6 +119,29 @@ async def test_a_worker_of_another_model_is_refused_on_both_sides_by_name(node: 
             await link.run()
         assert link.state == "refused"
         assert link.reason.startswith("rope differs")
+
+
+async def test_a_router_two_releases_on_is_refused_on_both_sides_by_name(node: Node) -> None:
+    newest = SESSION_VERSIONS.newest
+    later = replace(ROUTER, versions=Versions(newest + 1, newest + 2), release="9.9")
+    async with served(node) as server:
+        link = node.link(server, later)
+        async with asyncio.timeout(5):
+            await link.run()
+        assert link.state == "refused"
+        assert link.reason.startswith(f"router-0 (release 9.9) speaks versions {newest + 1} to {newest + 2}")
+
+
+async def test_a_router_of_the_next_release_works_with_this_one(node: Node) -> None:
+    newest = SESSION_VERSIONS.newest
+    following = replace(ROUTER, versions=Versions(newest, newest + 1), release="9.9")
+    async with served(node) as server:
+        link = node.link(server, following)
+        running = asyncio.create_task(link.run())
+        await until(lambda: link.is_ready)
+        assert link.status().release == __version__
+        running.cancel()
+        await asyncio.wait([running])
 
 
 async def test_a_worker_that_restarted_is_not_taken_for_its_former_self(node: Node) -> None:

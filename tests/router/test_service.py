@@ -16,7 +16,7 @@ import pytest
 
 from baton import AsyncClient, Retry
 from baton.errors import InvalidRequest, Overloaded, Unavailable
-from baton.rpc import open_channel
+from baton.rpc import open_channel, translate
 from baton.rpc_server import Registration, RpcServer
 from baton.v1 import admin_service_pb2, common_pb2, inference_service_pb2
 from baton.v1.inference_service_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
@@ -70,6 +70,33 @@ async def door(folder: Path, **settings: Any) -> AsyncIterator[Door]:
             await AsyncClient.connect(server.address, retry=Retry(max_attempts=1)) as client,
         ):
             yield Door(c, inference, admin, client, server.address)
+
+
+# As encoded by a later release: field 1023 of the request, and field 500 of a message inside of it.
+LATER = [
+    (b"\xf8\x3f\x05", "GenerateRequest.1023", "GenerateRequest has field 1023"),
+    (b"\x22\x03\xa0\x1f\x05", "GenerateRequest", "a message inside of GenerateRequest has a field"),
+]
+
+
+@pytest.mark.parametrize(("raw", "field", "words"), LATER)
+async def test_what_a_later_client_adds_is_refused_and_not_skipped(
+    tmp_path: Path, raw: bytes, field: str, words: str
+) -> None:
+    request = inference_service_pb2.GenerateRequest(max_tokens=2)
+    request.token_ids.ids.extend([BOS, 70])
+    async with door(tmp_path) as d, open_channel(d.address) as channel:
+        stub = InferenceServiceStub(channel)
+        assert [response async for response in stub.Generate(request)]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub.Generate(type(request).FromString(request.SerializeToString() + raw)):
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        failure = translate(caught.value)
+        assert (failure.code, failure.field) == ("INVALID_REQUEST", field)
+        assert words in failure.message
+        assert "upgrade the routers" in failure.message
+        await d.idle()
 
 
 async def test_an_answer_with_its_text_and_summary(tmp_path: Path) -> None:

@@ -16,7 +16,13 @@ from baton.v1.pool_service_pb2_grpc import PoolServiceServicer, add_PoolServiceS
 
 
 def worker(
-    name: str, state: str = "SERVING", *, pid: int = 100, reason: str = "", runner: str = "process"
+    name: str,
+    state: str = "SERVING",
+    *,
+    pid: int = 100,
+    reason: str = "",
+    runner: str = "process",
+    release: str = "",
 ) -> PoolWorker:
     role = common_pb2.ROLE_DECODE if name.startswith("decode") else common_pb2.ROLE_PREFILL
     return PoolWorker(
@@ -30,6 +36,7 @@ def worker(
         num_restarts=2,
         num_attempts=3,
         since_ms=61_000,
+        release=release,
     )
 
 

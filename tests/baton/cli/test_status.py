@@ -92,6 +92,17 @@ def test_a_narrow_terminal_cuts_nothing_short(baton, cluster, columns) -> None:
     assert rows["decode-0"][3:8] == ["127.0.0.1:4001", "bfloat16", "700", "728", "16"]
 
 
+def test_a_worker_of_another_release_is_noted(baton, cluster) -> None:
+    cluster.status.release = "0.2.0"
+    for worker, release in zip(cluster.status.workers, ("0.1.0", "0.2.0"), strict=True):
+        worker.release = release
+    out = baton("status", "--address", cluster.address).out
+    assert "router-0 (release 0.2.0), requests" in out
+    assert [line for line in out.splitlines() if "runs release" in line] == [
+        "note: decode-0 runs release 0.1.0"
+    ]
+
+
 def test_json_holds_every_field_with_numbers_as_numbers(baton, cluster) -> None:
     shown = json.loads(baton("status", "--json", "--address", cluster.address).out)
     decode, prefill = shown["workers"]

@@ -29,6 +29,18 @@ def test_the_table_has_a_row_per_worker_and_the_reasons_come_below(baton, contro
     assert "Ray dashboard: http://127.0.0.1:8265" in ran.out
 
 
+def test_releases_are_noted_while_they_differ(baton, control) -> None:
+    names = {"decode-0": "0.1.0", "decode-1": "0.2.0", "decode-2": "0.1.0", "decode-3": ""}
+    control.lists = [[worker(name, release=release) for name, release in names.items()]]
+    lines = baton("workers", "--address", control.address).out.splitlines()
+    assert [line for line in lines if "release" in line] == [
+        "note: release 0.1.0 is run by decode-0, decode-2",
+        "note: release 0.2.0 is run by decode-1",
+    ]
+    control.lists = [[worker(name, release="0.1.0") for name in names]]
+    assert "release" not in baton("workers", "--address", control.address).out
+
+
 def test_a_silent_ray_is_noted(baton, control) -> None:
     control.ray_silent_ms = 12_000
     assert "has not answered for 12 s" in baton("workers", "--address", control.address).out

@@ -15,7 +15,9 @@ def facts(state: str = "running", *, pid: int = 10, name: str = "decode-0", reas
     return ProcessFacts(name=name, role=name.partition("-")[0], life=life, pid=pid)
 
 
-def view(state: str, *, pid: int = 10, attempts: int = 0, reason: str = "") -> GetClusterStatusResponse:
+def view(
+    state: str, *, pid: int = 10, attempts: int = 0, reason: str = "", release: str = ""
+) -> GetClusterStatusResponse:
     worker = WorkerStatus(
         name="decode-0",
         role=common_pb2.ROLE_DECODE,
@@ -23,6 +25,7 @@ def view(state: str, *, pid: int = 10, attempts: int = 0, reason: str = "") -> G
         pid=pid,
         num_attempts=attempts,
         reason=reason,
+        release=release,
     )
     return GetClusterStatusResponse(workers=[worker])
 
@@ -55,6 +58,14 @@ def test_the_state(life: str, views: list[GetClusterStatusResponse], state: str)
     (worker,) = WorkerStates("127.0.0.1").update([facts(life, reason="was killed")], views, 0.0)
     assert state_of(worker) == state
     assert bool(worker.reason) == (state != "SERVING")
+
+
+def test_its_release_is_what_it_told_a_router() -> None:
+    views = [view("ready", pid=9, release="0.1.0"), view("connecting"), view("ready", release="0.2.0")]
+    (worker,) = WorkerStates("127.0.0.1").update([facts()], views, 0.0)
+    assert worker.release == "0.2.0"
+    (worker,) = WorkerStates("127.0.0.1").update([facts()], views[:1], 0.0)
+    assert worker.release == ""
 
 
 def test_one_that_has_served_and_is_lost_is_unhealthy() -> None:

@@ -22,6 +22,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from baton import __version__
 from baton.cluster.free_ports import claim
 from baton.errors import InvalidRequest
 from baton.exit_status import WRONG_SETTING
@@ -166,6 +167,7 @@ async def test_workers_are_listed_with_where_they_run_and_what_is_reserved(pool)
         assert (worker.node, worker.runner, worker.resources) == ("127.0.0.1", "ray", "baton_decode 1")
         assert (worker.role, worker.num_attempts, worker.num_restarts) == (common_pb2.ROLE_DECODE, 3, 0)
         assert worker.actor_id
+        assert worker.release == __version__
     assert set(pool.facts) == {"dashboard_url", "control_address", "pid"}
 
 
