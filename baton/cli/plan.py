@@ -147,8 +147,8 @@ def _verdict(found: Plan, pays_from: float | None) -> str:
     else:
         words = f'Colocated (placement = "colocated"): {found.colocated}; the split would take {split}.'
     if pays_from is None:
-        return f"{words} The split needs more devices at any length of prompts."
-    return f"{words} The split needs no more devices from prompts of about {pays_from:.0f} tokens on."
+        return f"{words} With long prompts the split needs more devices."
+    return f"{words} From prompts of about {pays_from:.0f} tokens on the split needs no more devices."
 
 
 def _explained(

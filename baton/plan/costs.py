@@ -7,7 +7,8 @@
 
 L layers, D hidden, H query heads, K kv heads, h head size, V vocabulary, w bytes per weight, c per element of
 KV. P_lin: weights of the layers' products that one token passes; P_tot: and of the head. P_read: weights that
-a step reads; of experts those that a batch chooses, at most all. Windows shorten what attention sees.
+a step reads; of the E experts of a layer those that its B tokens choose, k each: E (1 - (1 - k/E)^B) in the
+mean if each choice is as likely. A window of W tokens leaves S W - W^2/2 of S^2/2 pairs.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class ModelCosts:
         config = self.config
         attention = 0.0
         for layer in config.layers:
-            seen = num_tokens / 2 if not layer.window else min(num_tokens / 2, layer.window)
-            attention += 4 * config.num_heads * config.head_dim * num_tokens * seen
+            window = min(layer.window or num_tokens, num_tokens)
+            pairs = window * (num_tokens - window / 2)
+            attention += 4 * config.num_heads * config.head_dim * pairs
         return 2 * self.linear_params * num_tokens + attention + 2 * self._head_params
 
     def decode_flops(self, batch: float, context: float) -> float:
@@ -71,14 +73,13 @@ class ModelCosts:
         return batch * (2 * (self.linear_params + self._head_params) + attention)
 
     def decode_bytes(self, batch: float, context: float) -> float:
-        """Read by one such step. A mixture's batch chooses ever more of its experts, at most all."""
+        """Read by one such step."""
         config = self.config
         weights = float(self._head_params + self.linear_params)
-        for layer in config.layers:
-            if layer.is_moe:
-                chosen = self._layer_params(layer, chosen_only=True)
-                stored = self._layer_params(layer, chosen_only=False)
-                weights += min(stored, chosen * max(1.0, batch)) - chosen
+        if (moe := config.moe) is not None:
+            expert = 3 * config.hidden_size * moe.intermediate_size
+            read = moe.num_experts * (1 - (1 - moe.num_chosen / moe.num_experts) ** max(1.0, batch))
+            weights += sum(layer.is_moe for layer in config.layers) * expert * (read - moe.num_chosen)
         per_layer = self.kv_bytes_per_token / config.num_layers
         kv = sum(
             per_layer * (min(context, layer.window) if layer.window else context) for layer in config.layers

@@ -106,8 +106,8 @@ class Planner:
         )
 
     def prefill_s(self, num_tokens: float) -> float:
-        """Of one prompt alone, at least one reading of the weights."""
-        floor = self._costs.decode_bytes(1, 0) / self._bytes
+        """Of one prompt alone, at least one reading of the weights that its tokens choose."""
+        floor = self._costs.decode_bytes(num_tokens, 0) / self._bytes
         return max(self._costs.prefill_flops(num_tokens) / self._flops, floor)
 
     def step_s(self, batch: float) -> float:
@@ -238,16 +238,18 @@ def break_even(
 ) -> float | None:
     """Mean prompt length from which on the split needs no more devices than colocated workers.
 
-    None if it needs more at any length. Everything else stays as it is. Looked for between a sixteenth of the
-    prompts and sixteen times them, in steps of a fifth.
+    None if it needs more at the longest that can be served. Everything else stays as it is. Looked for
+    between a sixteenth of the prompts and sixteen times them, in steps of a fifth: workers are whole numbers,
+    so that the split may need one more at a length between two steps.
     """
-    for power in range(-15, 16):
-        factor = 1.2**power
-        scaled = demand.scaled(factor)
+    pays_from = None
+    for power in range(15, -16, -1):
+        scaled = demand.scaled(1.2**power)
         try:
             found = Planner(costs, profile, scaled, objectives, case).plan()
         except ConfigError:
             continue
-        if found.colocated is None or found.prefill + found.decode <= found.colocated:
-            return scaled.mean_prompt
-    return None
+        if found.colocated is not None and found.prefill + found.decode > found.colocated:
+            break
+        pays_from = scaled.mean_prompt
+    return pays_from

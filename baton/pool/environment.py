@@ -12,6 +12,7 @@ LOOPBACK_PREFIXES: Final = ("127.", "localhost:", "[::1]:")
 # How long this process, and a local Ray, wait for a control service that is away before they end. The
 # workers do not need it; with Ray's own 60 s a longer outage would take them along.
 RECONNECT_S: Final = 600
+START_S: Final = 90
 
 
 def prepare_environment(config: PoolConfig) -> None:
@@ -21,6 +22,9 @@ def prepare_environment(config: PoolConfig) -> None:
     # which is the opposite of what the split is for.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_S))
+    if not config.ray_address:
+        # Ray gives its control service 30 s to start, which a cold disk beside a busy start can take.
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_S))
     if config.ray_dir:
         # Python's own temporary files of Ray's processes go where the run's others go, and end with them.
         os.environ["TMPDIR"] = config.ray_dir

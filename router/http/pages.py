@@ -72,10 +72,12 @@ class Pages:
 
     async def version(self, exchange: Exchange) -> None:
         """GET /version."""
+        self._inference.check_key(exchange.metadata)
         await exchange.reply({"version": __version__})
 
     async def metrics(self, exchange: Exchange) -> None:
         """GET /metrics: what the process counts, as Prometheus reads it."""
+        self._inference.check_key(exchange.metadata)
         text = generate_latest(self._registry).decode()
         await exchange.reply(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 

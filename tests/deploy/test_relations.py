@@ -139,7 +139,12 @@ def test_every_role_has_a_disruption_budget_that_names_a_number(example: str) ->
     budgets = of_kind(of_example(example), "PodDisruptionBudget")
     covered = {p.component for p in found for b in budgets if selects(b["spec"]["selector"], p.labels)}
     assert covered == {"router", "prefill", "decode"}
-    assert all(isinstance(budget["spec"]["maxUnavailable"], int) for budget in budgets)
+    for budget in budgets:
+        (owner,) = {p.owner["kind"] for p in found if selects(budget["spec"]["selector"], p.labels)}
+        # Only what has a scale can be counted by Kubernetes: of the others a number has to stay.
+        key = "maxUnavailable" if owner == "Deployment" else "minAvailable"
+        assert isinstance(budget["spec"][key], int)
+        assert not {"maxUnavailable", "minAvailable"} - {key} & budget["spec"].keys()
     none = of_kind(rendered(example, router={"maxUnavailable": 0}), "PodDisruptionBudget")
     (zero,) = [budget for budget in none if budget["metadata"]["name"] == "demo-baton-router"]
     assert zero["spec"]["maxUnavailable"] == 0
@@ -241,7 +246,8 @@ def test_each_alert_has_its_section_in_the_guide() -> None:
 @pytest.mark.parametrize("role", ["router", "prefill"])
 @pytest.mark.parametrize("kind", ["hpa", "keda"])
 def test_an_autoscaler_has_the_number_for_itself(role: str, kind: str) -> None:
-    objects = rendered("defaults", **{role: {"autoscaling": {"kind": kind}}})
+    metrics = {"serviceMonitor": {"enabled": kind == "keda"}}
+    objects = rendered("defaults", metrics=metrics, **{role: {"autoscaling": {"kind": kind}}})
     (deployment,) = [d for d in of_kind(objects, "Deployment") if d["metadata"]["name"].endswith(f"-{role}")]
     assert "replicas" not in deployment["spec"]
     made = {"hpa": "HorizontalPodAutoscaler", "keda": "ScaledObject"}[kind]
@@ -270,16 +276,18 @@ def test_one_worker_runs_per_pod_of_the_group_that_serves() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_pool_sees_the_ray_that_it_joins(example: str) -> None:
-    # ray.init() looks for the raylet among the processes, and then for its socket below /tmp.
+    # ray.init() looks for the raylet among the processes, and then for its socket below /tmp/ray. Beside its
+    # autoscaler KubeRay mounts a volume "ray-logs" there, unless one is there already.
     (head,) = [pod for pod in pods(of_example(example)) if pod.component == "ray-head"]
     assert head.spec["shareProcessNamespace"] is True
-    at_tmp = {
-        container["name"]: [
-            mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/tmp"
-        ]
-        for container in head.containers
-    }
-    assert at_tmp == {"ray-head": ["tmp"], "pool": ["tmp"]}
+    for path, volume in {"/tmp": "tmp", "/tmp/ray": "ray-logs"}.items():
+        at_path = {
+            container["name"]: [
+                mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == path
+            ]
+            for container in head.containers
+        }
+        assert at_path == {"ray-head": [volume], "pool": [volume]}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -101,6 +101,22 @@ def test_every_scalar_can_be_set_on_the_command_line() -> None:
             {"commonLabels": {"app.kubernetes.io/component": "x"}},
             "commonLabels has app.kubernetes.io/component, which is the chart's own",
         ),
+        (
+            {"router": {"gateway": {"enabled": True, "name": "g", "host": "a.b", "grpcHost": "a.b"}}},
+            "router.gateway.grpcHost is router.gateway.host",
+        ),
+        (
+            {"router": {"gateway": {"enabled": True, "name": "g", "grpcHost": "a.b"}}},
+            "router.gateway.host is empty and grpcHost is not",
+        ),
+        (
+            {"auth": {"tenantsSecret": "t"}, "metrics": {"serviceMonitor": {"enabled": True}}},
+            "metrics.serviceMonitor.keySecret is empty",
+        ),
+        (
+            {"prefill": {"autoscaling": {"kind": "keda"}}},
+            "prefill.autoscaling.kind is keda and metrics.serviceMonitor.enabled is false",
+        ),
         ({"router": {"podLabels": {"app.kubernetes.io/name": "x"}}}, "router.podLabels has"),
     ],
 )

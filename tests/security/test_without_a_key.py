@@ -1,4 +1,4 @@
-"""Where tenants are told apart, nothing is answered without a key but what probes and collectors ask.
+"""Where tenants are told apart, nothing is answered without a key but what probes ask.
 
 Routes and methods are those that the servers have, not a list of this test: a new one is covered, or named.
 """
@@ -26,7 +26,7 @@ from router.tenancy.tenants import Tenant, Tenants
 from tests.router.http.door import Door, door
 
 KEY = "k" * 32
-OPEN_PAGES = {"/health", "/ready", "/version", "/metrics"}
+OPEN_PAGES = {"/health", "/ready"}
 # Everything a client may do wrong with a key.
 WRONG: list[dict[str, str]] = [
     {},

@@ -47,6 +47,28 @@ SMOLLM: dict[str, Any] = LLAMA_8B | {
     "vocab_size": 49152,
     "tie_word_embeddings": True,
 }
+# Qwen3-30B-A3B.
+QWEN3_30B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
 OBJECTIVES = Objectives(ttft_s=1.0, itl_s=0.05)
 
 
@@ -88,8 +110,37 @@ def test_a_window_and_experts_cost_what_is_used() -> None:
     assert found.stored_bytes - costs().stored_bytes == 2 * 32 * (7 * expert + 4096 * 8)
     assert found.linear_params - costs().linear_params == 32 * (expert + 4096 * 8)
     # One answer reads two experts, many read all.
-    assert found.decode_bytes(1, 0) < found.decode_bytes(2, 0) < found.decode_bytes(4, 0)
-    assert found.decode_bytes(4, 0) == found.decode_bytes(400, 0)
+    rng = random.Random(3)
+    for batch in (1, 2, 4, 16):
+        draws = [{e for _ in range(batch) for e in rng.sample(range(8), 2)} for _ in range(4000)]
+        read = sum(map(len, draws)) / len(draws)
+        expected = costs().decode_bytes(1, 0) + 2 * 32 * ((read - 1) * expert + 4096 * 8)
+        assert found.decode_bytes(batch, 0) == pytest.approx(expected, rel=0.01)
+    assert found.decode_bytes(400, 0) == pytest.approx(found.stored_bytes - 2 * 128256 * 4096)
+
+
+def test_a_prompt_of_a_mixture_reads_the_experts_that_its_tokens_choose() -> None:
+    """Shape of Qwen3-30B-A3B: 60 GB of weights, of which a token passes a tenth."""
+    found = costs(QWEN3_30B)
+    profile = DeviceProfile.of("h100-80gb")
+    planner = Planner(found, profile, Demand.of_lengths(1.0, median=200, p90=None, output=50), OBJECTIVES, 1)
+    reading_s = found.stored_bytes / (1e9 * profile.memory_gbps * profile.decode[1])
+    assert planner.prefill_s(1000) == pytest.approx(reading_s, rel=0.05)
+    assert planner.prefill_s(1) < 0.15 * reading_s
+
+
+@pytest.mark.parametrize("num_tokens", [1, 700, 1024, 1500, 4096])
+def test_attention_in_a_window_has_as_many_pairs_as_are_seen(num_tokens: int) -> None:
+    windowed = LLAMA_8B | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": 1024,
+    }
+    seen = sum(min(position, 1024) for position in range(1, num_tokens + 1))
+    linear = costs().prefill_flops(num_tokens) - 2 * 32 * 32 * 128 * num_tokens**2
+    # A token's own key is half a pair in the formula, and a whole one here.
+    expected = linear + 4 * 32 * 32 * 128 * seen
+    assert costs(windowed).prefill_flops(num_tokens) == pytest.approx(expected, rel=1e-3)
 
 
 def test_erlang_c_is_that_of_the_tables() -> None:
@@ -219,9 +270,14 @@ def test_the_split_pays_from_some_length_on() -> None:
     tight = Objectives(ttft_s=1.0, itl_s=0.025)
     length = break_even(costs(), profile, demand, tight)
     assert length is not None
-    longer = demand.scaled(1.01 * length / demand.mean_prompt)
-    found = Planner(costs(), profile, longer, tight, 1).plan()
-    assert found.colocated is None or found.prefill + found.decode <= found.colocated + 1
+
+    def pays(prompt: float) -> bool:
+        found = Planner(costs(), profile, demand.scaled(prompt / demand.mean_prompt), tight, 1).plan()
+        return found.colocated is None or found.prefill + found.decode <= found.colocated
+
+    assert not pays(length / 1.2)
+    longer = [length * 1.2**step for step in range(1, 12)]
+    assert all(pays(prompt) for prompt in longer if prompt <= 16 * demand.mean_prompt)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def main() -> None:
         "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_gcs_server_port_wait_time_s": "90",
     }
     from ray.cluster_utils import Cluster
 

@@ -40,8 +40,12 @@ async def test_a_key_says_whose_request_it_is(tmp_path: Path) -> None:
             assert response.headers["www-authenticate"] == "Bearer"
             assert response.json()["error"]["code"] == "invalid_api_key"
         assert (await d.http.get("/v1/models")).status_code == 401
-        for path in ("/health", "/ready", "/metrics"):
+        for path in ("/health", "/ready"):
             assert (await d.http.get(path)).status_code == 200
+        for path in ("/metrics", "/version"):
+            assert (await d.http.get(path)).status_code == 401
+            as_collector = {"authorization": f"Bearer {KEY}"}
+            assert (await d.http.get(path, headers=as_collector)).status_code == 200
         wrong = await d.http.get("/v1/models", headers={"authorization": "Bearer " + "f" * 16})
         assert wrong.status_code == 401
         assert "f" * 16 not in wrong.text

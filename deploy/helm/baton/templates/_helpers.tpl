@@ -200,22 +200,41 @@ checksum/config: {{ include (print $.Template.BasePath "/configmap.yaml") . | sh
 {{- end }}
 {{- end -}}
 
-{{- /* Brings the model into the cache of the pod, with the workers' image, which can convert. */ -}}
+{{- /* Image of a decode group as YAML: what it says over image.worker, of which a digest ends with a tag of its own. */ -}}
+{{- define "baton.groupImage" -}}
+{{- $own := .role.image | default dict -}}
+{{- $image := mergeOverwrite (deepCopy .root.Values.image.worker) $own -}}
+{{- if and $own.tag (not $own.digest) }}{{ $_ := set $image "digest" "" }}{{ end -}}
+{{ toYaml $image }}
+{{- end -}}
+
+{{- /* Brings the model into the cache of the pod, with the workers' image, which can convert. Takes root and the role's
+      values. A device is not needed for it, nor counted twice: of resources it has CPU and memory. */ -}}
 {{- define "baton.pull" -}}
-{{- if eq .Values.model.volume.kind "pull" }}
+{{- $values := .root.Values -}}
+{{- if eq $values.model.volume.kind "pull" }}
 initContainers:
   - name: pull
-    image: {{ include "baton.image" (dict "root" . "image" .Values.image.worker) }}
-    imagePullPolicy: {{ .Values.image.pullPolicy }}
-    command: [baton, pull, {{ .Values.model.name | quote }}]
+    image: {{ include "baton.image" (dict "root" .root "image" (include "baton.groupImage" . | fromYaml)) }}
+    imagePullPolicy: {{ $values.image.pullPolicy }}
+    command: [baton, pull, {{ $values.model.name | quote }}]
     env:
       - {name: BATON_CACHE_DIR, value: /var/cache/baton}
       - {name: HOME, value: /tmp}
-      {{- with .Values.model.tokenSecret }}
+      - {name: NVIDIA_VISIBLE_DEVICES, value: void}
+      {{- with $values.model.tokenSecret }}
       - name: HF_TOKEN
         valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
       {{- end }}
-    securityContext: {{- toYaml .Values.containerSecurityContext | nindent 6 }}
+      {{- range $name, $value := .role.extraEnv }}
+      - name: {{ $name }}
+        value: {{ $value | quote }}
+      {{- end }}
+    resources:
+      {{- range $kind, $amounts := .role.resources }}
+      {{ $kind }}: {{- toYaml (pick $amounts "cpu" "memory" "ephemeral-storage") | nindent 8 }}
+      {{- end }}
+    securityContext: {{- toYaml $values.containerSecurityContext | nindent 6 }}
     volumeMounts:
       - {name: tmp, mountPath: /tmp}
       - {name: cache, mountPath: /var/cache/baton}

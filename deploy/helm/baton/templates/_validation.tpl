@@ -54,6 +54,20 @@
 {{- if and .Values.router.gateway.caConfigMap (not .Values.tls.enabled) -}}
 {{ fail "router.gateway.caConfigMap is set and tls.enabled is false: the gateway would speak TLS to doors that do not" }}
 {{- end -}}
+{{- if and .Values.router.gateway.grpcHost (eq .Values.router.gateway.grpcHost .Values.router.gateway.host) -}}
+{{ fail "router.gateway.grpcHost is router.gateway.host: a Gateway accepts one kind of route per host name; give the gRPC door another one" }}
+{{- end -}}
+{{- if and .Values.router.gateway.grpcHost (not .Values.router.gateway.host) -}}
+{{ fail "router.gateway.host is empty and grpcHost is not: without a host name the HTTPRoute would take that one too; name both" }}
+{{- end -}}
+{{- if and .Values.auth.tenantsSecret .Values.metrics.serviceMonitor.enabled (not .Values.metrics.serviceMonitor.keySecret) -}}
+{{ fail "metrics.serviceMonitor.keySecret is empty and auth.tenantsSecret is not: /metrics asks for a key too; make a tenant for Prometheus, and name the Secret with its key" }}
+{{- end -}}
+{{- range $role := list "router" "prefill" -}}
+{{- if and (eq (index $.Values $role).autoscaling.kind "keda") (not $.Values.metrics.serviceMonitor.enabled) -}}
+{{ fail (printf "%s.autoscaling.kind is keda and metrics.serviceMonitor.enabled is false: KEDA would ask Prometheus for what it does not have; enable it" $role) }}
+{{- end -}}
+{{- end -}}
 {{- $given := dict "commonLabels" .Values.commonLabels "router.podLabels" .Values.router.podLabels "prefill.podLabels" .Values.prefill.podLabels -}}
 {{- range $key, $labels := $given -}}
 {{- range $label, $_ := $labels -}}
