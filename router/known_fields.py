@@ -16,7 +16,7 @@ def check_known(message: Message) -> None:
     """Raises InvalidRequest if there is a field, at any depth, that this release does not know."""
     known = type(message)()
     known.CopyFrom(message)
-    known.DiscardUnknownFields()  # type: ignore[no-untyped-call]
+    known.DiscardUnknownFields()
     # Both sizes are computed of what was read: how it was encoded plays no part.
     if known.ByteSize() == message.ByteSize():
         return

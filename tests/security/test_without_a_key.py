@@ -5,6 +5,7 @@ Routes and methods are those that the servers have, not a list of this test: a n
 
 from __future__ import annotations
 
+import hmac
 import random
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,9 @@ from baton.rpc import open_channel
 from baton.rpc_server import Registration, RpcServer
 from baton.v1 import inference_service_pb2
 from baton.v1.inference_service_pb2_grpc import add_InferenceServiceServicer_to_server
+from engine.block_pool import BlockPool
+from kvtransfer.contract import Gone
+from kvtransfer.lease_table import Lease, LeaseTable
 from router.http import app as http_app
 from router.service import InferenceServicer
 from router.tenancy.tenants import Tenant, Tenants
@@ -131,11 +135,39 @@ async def called(channel: grpc.aio.Channel, method: str, metadata: list[tuple[st
     return await call.code()  # type: ignore[no-any-return]
 
 
-def test_keys_are_looked_up_by_digest_and_numbers_of_leases_compared_in_constant_time() -> None:
-    """By their source: neither takes longer for a longer common prefix."""
-    root = Path(__file__).parents[2]
-    assert "sha256" in (root / "router/tenancy/tenants.py").read_text()
-    assert "compare_digest" in (root / "kvtransfer/lease_table.py").read_text()
+class Secret(bytes):
+    """Fails where it is compared in a time that tells how much of it was right."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("compared by ==")
+
+    __hash__ = bytes.__hash__
+
+
+def test_keys_are_looked_up_by_digest_and_numbers_of_leases_compared_in_constant_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = []
+
+    def recorded(one: Any, other: Any) -> bool:
+        compared.append((one, other))
+        return len(one) == len(other) and all(a == b for a, b in zip(one, other, strict=True))
+
+    monkeypatch.setattr(hmac, "compare_digest", recorded)
+    known = tenants()
+    assert known.of([("authorization", f"Bearer {KEY}")]).name == "search"
+    # What is compared, and what is kept, is a digest: whoever guesses a key does not choose its digest.
+    assert compared == [(digest_of(KEY), digest_of(KEY))]
+    assert KEY not in repr(vars(known))
+
+    table = LeaseTable[str](BlockPool(8, 16), rng=random.Random(3))
+    lease = table.reserve(b"a" * 16, "request", num_blocks=1, num_tokens=16, now=0.0)
+    assert isinstance(lease, Lease)
+    lease.lease_id = Secret(lease.lease_id)
+    compared.clear()
+    assert isinstance(table.accept(Secret(b"x" * 16), b"a" * 16, 1.0), Gone)
+    assert table.accept(Secret(bytes(lease.lease_id)), b"a" * 16, 1.0) is lease
+    assert len(compared) >= 2
 
 
 def test_random_is_the_systems_where_it_guards_something() -> None:
