@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from baton.errors import ConfigError
 from engine.block_size import DEFAULT_EXPECTED_TOKENS
 
-KERNELS = ("auto", "torch", "triton")
+KERNELS = ("auto", "torch", "numba", "triton")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LAYOUTS = ("HND", "NHD")
 # What 0 stands for on a CPU, and on a GPU: by operator tables of others, 2,048 tokens of Llama 3.1 8B take an
@@ -44,7 +44,8 @@ class EngineConfig:
     max_running: most requests that hold a place in the batch.
         These five, and kv_memory_fraction, are by the device where they are 0.
     compile: compile the layers before serving; the programs are kept on disk.
-    kernels: what computes the layers: "torch", "triton", or "auto", which is triton on a GPU.
+    kernels: what computes the layers: "torch", "numba" on a CPU, "triton" on a GPU, or "auto", which is one
+        of the latter where it suits.
     debug_nonfinite: if logits are not finite, compute the step again and name the layer where that begins.
     """
 
@@ -84,7 +85,9 @@ class EngineConfig:
     max_running: int = field(default=0, metadata={"help": "most requests in the batch; 0: 64, on a GPU 256"})
     kernels: str = field(
         default="auto",
-        metadata={"help": "torch: plain operators; triton: fused kernels; auto: triton on a GPU"},
+        metadata={
+            "help": "torch: plain operators; numba, triton: fused kernels on a CPU, on a GPU; auto: these"
+        },
     )
     compile: bool = field(
         default=False, metadata={"help": "compile the layers before serving; needs a C++ compiler"}
@@ -100,9 +103,9 @@ class EngineConfig:
         _require_choice("dtype", self.dtype, DTYPES)
         _require_choice("kv_dtype", self.kv_dtype, DTYPES)
         _require_choice("kernels", self.kernels, KERNELS)
-        if self.compile and self.kernels == "triton":
+        if self.compile and self.kernels in ("numba", "triton"):
             raise ConfigError(
-                "compile and kernels = triton exclude each other: kernels are compiled already; "
+                f"compile and kernels = {self.kernels} exclude each other: kernels are compiled already; "
                 "set kernels to torch, or leave compile out",
                 field="compile",
             )

@@ -198,6 +198,13 @@ class AttentionPlan:
         )
 
 
+def plan_attention(
+    batch: ForwardBatch, block_size: int, device: torch.device, windows: tuple[int, ...]
+) -> AttentionPlan:
+    """As AttentionPlan.build()."""
+    return AttentionPlan.build(batch, block_size, device, windows)
+
+
 def store(kv_T2Kh: torch.Tensor, cache_N2Kbh: torch.Tensor, plan: AttentionPlan) -> None:
     """Writes the new tokens' keys and values into their slots of one layer."""
     cache_N2Kbh[plan.blocks, :, :, plan.offsets] = narrowed(kv_T2Kh, cache_N2Kbh.dtype)
@@ -224,7 +231,7 @@ def attend(
     out_THh = torch.empty_like(q_THh, memory_format=torch.contiguous_format)
     for chunk in of_window.chunks:
         q_HTh = q_THh[chunk.start : chunk.end].transpose(0, 1)
-        attended = _attend_chunk(q_HTh, kv_T2Kh, cache_N2Kbh, chunk, scale=scale, wide_scores=wide_scores)
+        attended = attend_chunk(q_HTh, kv_T2Kh, cache_N2Kbh, chunk, scale=scale, wide_scores=wide_scores)
         out_THh[chunk.start : chunk.end] = attended.transpose(0, 1)
     for group in of_window.groups:
         if group.rows is None:
@@ -233,7 +240,7 @@ def attend(
     return out_THh
 
 
-def _attend_chunk(
+def attend_chunk(
     q_HTh: torch.Tensor,
     kv_T2Kh: torch.Tensor,
     cache_N2Kbh: torch.Tensor,
@@ -242,6 +249,7 @@ def _attend_chunk(
     scale: float,
     wide_scores: bool,
 ) -> torch.Tensor:
+    """Attention of one prompt chunk, [H, n, h]; q: [H, n, h], kv: of all the step's new tokens."""
     if chunk.block_ids is None:
         kv_2KCh = kv_T2Kh[chunk.start : chunk.end].permute(1, 2, 0, 3)
     else:

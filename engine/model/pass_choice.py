@@ -1,4 +1,4 @@
-"""Which way an engine runs its layers: plain torch or fused kernels. Decided once, when it is loaded."""
+"""Which way an engine runs its layers: plain torch, or kernels. Decided once, when it is loaded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ def choose_pass(config: EngineConfig, model: Decoder, cache: CacheShape) -> Forw
     """The pass that config.kernels asks for; on a GPU kernels are measured, or their measurements read.
 
     cache: of the engine; its number of blocks does not matter. Call it before the cache is allocated.
-    Raises ConfigError for kernels on a CPU, which only runs them interpreted, for tests; and for float32 on a
-    GPU, of which tiles fit no registers.
+    Raises ConfigError for kernels of another device (a CPU only runs a GPU's interpreted, for tests), and of
+    other types than they compute: a GPU's compute no float32, of which tiles fit no registers.
     """
     on_gpu = model.device.type == "cuda"
+    if config.kernels == "numba" or (config.kernels == "auto" and model.device.type == "cpu"):
+        return _on_cpu(config, model, cache)
     is_fp32 = torch.float32 in (model.dtype, cache.dtype)
     suits = on_gpu and not is_fp32 and not config.compile
     if config.kernels == "torch" or (config.kernels == "auto" and not suits):
@@ -49,3 +51,20 @@ def choose_pass(config: EngineConfig, model: Decoder, cache: CacheShape) -> Forw
             field="kernels",
         )
     return FusedPass(model.config, UNMEASURED)
+
+
+def _on_cpu(config: EngineConfig, model: Decoder, cache: CacheShape) -> PlainPass:
+    """Kernels where they suit: in bfloat16, or if they were asked for."""
+    # Imports numba.
+    from engine.cpu.choice import kernel_pass, why_not  # noqa: PLC0415
+
+    if config.kernels == "auto" and (model.dtype != torch.bfloat16 or config.compile):
+        return PlainPass(model.config)
+    reason = why_not(model.dtype, cache.dtype)
+    if model.device.type != "cpu":
+        reason = f"device is {config.device}, and these are for CPUs"
+    if not reason:
+        return kernel_pass(model.config, model.dtype)
+    if config.kernels == "numba":
+        raise ConfigError(f"kernels is numba, and {reason}; set kernels to auto", field="kernels")
+    return PlainPass(model.config)

@@ -1,16 +1,16 @@
-"""The decoder's layers in plain torch: on CPUs, and wherever there are no kernels.
+"""The decoder's layers operator by operator: in plain torch, or with other code for their parts (engine/cpu).
 
 Shape suffixes: T tokens, R rows whose logits are needed, D hidden, A attended, b block_size, h head_dim.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from engine.model import attention as plain_attention
 from engine.model import layer as eager_layer
-from engine.model.attention import AttentionPlan, attend, store
 from engine.model.layers import rms_norm
 
 if TYPE_CHECKING:
@@ -21,23 +21,55 @@ if TYPE_CHECKING:
     from engine.model.layer import LayerCode, LayerWeights
 
 
+class AttentionCode(Protocol):
+    """What computes attention: the module engine.model.attention, or engine.cpu.attention."""
+
+    def plan_attention(
+        self, batch: ForwardBatch, block_size: int, device: torch.device, windows: tuple[int, ...]
+    ) -> Any:
+        """What does not hang on the layer."""
+
+    def store(self, kv_T2Kh: torch.Tensor, cache_N2Kbh: torch.Tensor, plan: Any) -> None:
+        """Writes the new tokens' keys and values into their slots of one layer."""
+
+    def attend(
+        self,
+        q_THh: torch.Tensor,
+        kv_T2Kh: torch.Tensor,
+        cache_N2Kbh: torch.Tensor,
+        plan: Any,
+        *,
+        window: int,
+        scale: float,
+        wide_scores: bool,
+    ) -> torch.Tensor:
+        """As engine.model.attention.attend()."""
+
+
 class PlainPass:
     """An engine.model.forward_pass.ForwardPass.
 
-    layer_code: what computes a layer around its attention, eagerly unless told otherwise.
+    layer_code: what computes a layer around its attention.  attention_code: what computes that.
+    Both are plain torch unless told otherwise.
     """
 
-    def __init__(self, config: ModelConfig, layer_code: LayerCode = eager_layer) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer_code: LayerCode = eager_layer,
+        attention_code: AttentionCode = plain_attention,
+    ) -> None:
         self._config = config
         self.layer_code = layer_code
+        self.attention_code = attention_code
 
     @property
     def choices(self) -> None:
         """It has no kernels."""
 
-    def plan(self, batch: ForwardBatch, block_size: int, device: torch.device) -> AttentionPlan:
+    def plan(self, batch: ForwardBatch, block_size: int, device: torch.device) -> Any:
         """Of the batch's attention."""
-        return AttentionPlan.build(batch, block_size, device, self._config.windows)
+        return self.attention_code.plan_attention(batch, block_size, device, self._config.windows)
 
     def run(
         self,
@@ -78,10 +110,10 @@ class PlainPass:
         layer, num_heads = config.layers[index], config.num_heads
         qkv = self.layer_code.project(hidden_TD, weights, config, *inputs.angles[layer.rope])
         kv_T2Kh = qkv[:, num_heads:].view(-1, 2, config.num_kv_heads, config.head_dim)
-        store(kv_T2Kh, cache_N2Kbh, inputs.plan)
+        self.attention_code.store(kv_T2Kh, cache_N2Kbh, inputs.plan)
         if stored is not None:
             stored(index + 1)
-        attended_THh = attend(
+        attended_THh = self.attention_code.attend(
             qkv[:, :num_heads],
             kv_T2Kh,
             cache_N2Kbh,

@@ -14,7 +14,9 @@ import torch
 
 from engine.batch import ForwardBatch
 from engine.kv_cache import CacheShape, KVCache
-from engine.model.attention import AttentionPlan, attend, store
+from engine.model import attention
+from engine.model.attention import AttentionPlan
+from engine.model.plain_pass import AttentionCode
 from tests.engine.sampling_arrays import arrays
 
 # Neither the heads' default nor a power of two.
@@ -24,7 +26,7 @@ SCALE = 0.31
 class PagedSequences:
     """Sequences of the given lengths: q [n, H, h], k and v [n, K, h] each. Change them before a step.
 
-    dtype: of q, k and v.  cache_dtype: that of the cache, if it is another.
+    dtype: of q, k and v.  cache_dtype: that of the cache, if it is another.  code: what computes.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class PagedSequences:
         layout: str = "HND",
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype | None = None,
+        code: AttentionCode = attention,
     ) -> None:
+        self._code = code
         num_heads, num_kv_heads = heads
         generator = torch.Generator().manual_seed(sum(lengths))
         counts = [-(-length // block_size) for length in lengths]
@@ -68,7 +72,8 @@ class PagedSequences:
 
         Returns of each window the outputs of each sequence, [end - first, H, h].
         """
-        plan = self.plan(spans, windows)
+        device = torch.device("cpu")
+        plan = self._code.plan_attention(self._batch(spans), self._block_size, device, tuple(windows))
         for index, (first, _) in enumerate(spans):
             blocks, offsets = self._slots(index, 0, first)
             old = torch.stack([self.k[index][:first], self.v[index][:first]], dim=1)
@@ -80,10 +85,10 @@ class PagedSequences:
         # As they lie behind one product for queries, keys and values.
         qkv = torch.cat([q, k, v], dim=1)
         kv_T2Kh = qkv[:, q.shape[1] :].unflatten(1, (2, -1))
-        store(kv_T2Kh, self._layer, plan)
+        self._code.store(kv_T2Kh, self._layer, plan)
         counts = [end - first for first, end in spans]
         outputs = {
-            window: attend(
+            window: self._code.attend(
                 qkv[:, : q.shape[1]],
                 kv_T2Kh,
                 self._layer,
