@@ -14,7 +14,7 @@ INSTALL := $(PIP) install --constraint constraints.txt
 # Many tests wait for processes: two at a time take half as long, and more would disturb each other.
 TEST_PROCESSES ?= 2
 
-.PHONY: help install protos check test test-long demo clients clean
+.PHONY: help install protos check test test-long demo clients peers clean
 
 help:
 	@echo "make install     create $(VENV) and install everything at the pinned versions"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-long   soaks and long simulations"
 	@echo "make demo        a whole cluster on this machine"
 	@echo "make clients     load clients of others against a cluster; installs them under build/clients, 5 GB"
+	@echo "make peers       engines of others for benchmarks.engine, under build/clients, 5 GB"
 	@echo "make clean       remove caches and build output"
 
 install: $(STAMP)
@@ -74,6 +75,9 @@ demo: install
 
 clients: install
 	@$(BIN)/python -m benchmarks.clients
+
+peers: install
+	@$(BIN)/python -m benchmarks.clients --install-only vllm
 
 clean:
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -28,9 +28,14 @@ def why_not(dtype: torch.dtype, cache_dtype: torch.dtype) -> str:
 
 
 def kernel_pass(config: ModelConfig, dtype: torch.dtype) -> PlainPass:
-    """The pass, its kernels compiled or found compiled on disk. why_not() has to be empty."""
-    from engine.cpu import attention, layer  # noqa: PLC0415
+    """The pass, its kernels compiled and timed, or found so on disk. why_not() has to be empty.
+
+    Call it on the thread that will run the steps, once torch has its number of threads.
+    """
+    from engine.cpu import layer  # noqa: PLC0415
+    from engine.cpu.attention import CpuAttention  # noqa: PLC0415
     from engine.cpu.attention_kernels import decode_kernel  # noqa: PLC0415
+    from engine.cpu.chunk_choice import ChunkChoice  # noqa: PLC0415
     from engine.cpu.layer_kernels import (  # noqa: PLC0415
         gate_kernel,
         residual_kernel,
@@ -45,4 +50,4 @@ def kernel_pass(config: ModelConfig, dtype: torch.dtype) -> PlainPass:
     gate_kernel(size, is_silu=config.activation == "silu")
     store_kernel(size)
     decode_kernel(size, head_dim, config.num_heads // config.num_kv_heads)
-    return PlainPass(config, layer, attention)
+    return PlainPass(config, layer, CpuAttention(ChunkChoice.of(config, dtype)))

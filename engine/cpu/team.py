@@ -19,6 +19,7 @@ from numba import cfunc, types
 
 from baton.cache import cache_dir
 from engine.cpu.numbers import FAST
+from engine.private_folder import make_private
 
 # Seen from inside of a kernel.
 thread_index: Final = types.ExternalFunction("omp_get_thread_num", types.int32())
@@ -48,7 +49,7 @@ def _keeps() -> bool:
     """Whether compiled kernels can be kept in the cache folder; they are looked for there first."""
     folder = cache_dir() / "numba"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
     except OSError:
         return False
     numba.config.CACHE_DIR = str(folder)

@@ -18,7 +18,7 @@ positions, h head_dim; N blocks, b block_size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,9 +125,19 @@ class PromptChunk:
 
     @classmethod
     def build(
-        cls, batch: ForwardBatch, index: int, block_size: int, device: torch.device, window: int
+        cls,
+        batch: ForwardBatch,
+        index: int,
+        block_size: int,
+        device: torch.device,
+        window: int,
+        *,
+        fuses: Callable[[int, int, int], bool] | None = None,
     ) -> PromptChunk:
-        """index: which sequence of the batch."""
+        """index: which sequence of the batch.
+
+        fuses: (new tokens, context, window): whether torch's operator is faster; None goes by the device.
+        """
         start, end = (int(row) for row in batch.cu_seqlens_q[index : index + 2])
         seq_len = context = int(batch.seq_lens[index])
         block_ids = None
@@ -140,7 +150,7 @@ class PromptChunk:
             block_ids = uploaded(table.astype(np.int64), device)
         if window >= seq_len:
             window = 0
-        is_fused = fuses_chunks(device)
+        is_fused = fuses_chunks(device) if fuses is None else fuses(end - start, context, window)
         mask = causal_mask(end - start, context, window, device) if is_fused else None
         return cls(start, end, context, window, block_ids, is_fused, mask)
 

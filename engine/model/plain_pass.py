@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AttentionCode(Protocol):
-    """What computes attention: the module engine.model.attention, or engine.cpu.attention."""
+    """What computes attention: the module engine.model.attention, or an engine.cpu.attention.CpuAttention."""
 
     def plan_attention(
         self, batch: ForwardBatch, block_size: int, device: torch.device, windows: tuple[int, ...]

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.cpu import attention
+from engine.cpu.attention import CpuAttention
 from engine.cpu.attention_kernels import PART
+from engine.cpu.chunk_choice import CASES, ChunkChoice
 from tests.engine.model.paged_attention import PagedSequences
 
 FP32, BF16 = torch.float32, torch.bfloat16
+BLOCKED, FUSED = (CpuAttention(ChunkChoice(dict.fromkeys(CASES, fused))) for fused in (False, True))
 # Of one token, beside a block's end, beside a part's end, of several parts.
 LENGTHS = [1, 4, 5, PART - 1, PART, PART + 1, 2 * PART + 37]
 WINDOWS = [0, 1, 3, 40, PART, PART + 3]
@@ -30,7 +32,7 @@ SHAPES: list[dict[str, Any]] = [
 def test_single_tokens_give_the_dense_softmax(
     shape: dict[str, Any], layout: str, dtype: torch.dtype, off: float
 ) -> None:
-    sequences = PagedSequences(LENGTHS, **shape, layout=layout, dtype=dtype, code=attention)
+    sequences = PagedSequences(LENGTHS, **shape, layout=layout, dtype=dtype, code=BLOCKED)
     spans = [(length - 1, length) for length in LENGTHS]
     outputs = sequences.step(spans, WINDOWS)
     for window, of_sequences in outputs.items():
@@ -39,9 +41,10 @@ def test_single_tokens_give_the_dense_softmax(
             torch.testing.assert_close(output.double(), expected, rtol=off, atol=off)
 
 
-def test_prompts_and_single_tokens_share_a_step() -> None:
+@pytest.mark.parametrize("code", [BLOCKED, FUSED], ids=["blocked", "fused"])
+def test_prompts_and_single_tokens_share_a_step(code: CpuAttention) -> None:
     lengths = [9, 300, 40, 1]
-    sequences = PagedSequences(lengths, code=attention)
+    sequences = PagedSequences(lengths, code=code)
     spans = [(2, 9), (299, 300), (0, 40), (0, 1)]
     for window, outputs in sequences.step(spans, [0, 7]).items():
         for index, (output, (first, end)) in enumerate(zip(outputs, spans, strict=True)):
@@ -53,7 +56,7 @@ def test_prompts_and_single_tokens_share_a_step() -> None:
 def test_a_token_has_the_same_numbers_in_every_batch(dtype: torch.dtype) -> None:
     """Alone on one thread, and among others on several."""
     lengths = [700, 3, 900, 300, 1]
-    sequences = PagedSequences(lengths, head_dim=32, block_size=16, dtype=dtype, code=attention)
+    sequences = PagedSequences(lengths, head_dim=32, block_size=16, dtype=dtype, code=BLOCKED)
     single = [(length - 1, length) for length in lengths]
     for window, together in sequences.step(single, [0, 100]).items():
         for index, output in enumerate(together):
@@ -63,7 +66,7 @@ def test_a_token_has_the_same_numbers_in_every_batch(dtype: torch.dtype) -> None
 
 
 def test_scores_in_the_thousands_and_values_that_are_not_finite() -> None:
-    sequences = PagedSequences([300, 300, 300], code=attention)
+    sequences = PagedSequences([300, 300, 300], code=BLOCKED)
     sequences.k[0] += 4000.0
     sequences.v[1][17, 1, 3] = torch.nan
     sequences.k[2][290, 0, 2] = torch.inf

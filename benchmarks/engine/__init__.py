@@ -1,0 +1,1 @@
+"""Engines against each other on one CPU: `python -m benchmarks.engine`."""
