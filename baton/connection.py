@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from baton.api_keys import ApiKey, KeySource, refuse_plain_text
@@ -19,6 +19,7 @@ from baton.targets import check_target, is_local
 ADDRESS_VARIABLE = "BATON_ADDRESS"
 KEY_VARIABLE = "BATON_API_KEY"
 CA_VARIABLE = "BATON_TLS_CA"
+SERVER_NAME_VARIABLE = "BATON_TLS_SERVER_NAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,8 @@ class Connection:
         """The connection that the arguments of AsyncClient.connect() describe; raises ConfigError.
 
         environ: BATON_ADDRESS, BATON_API_KEY and BATON_TLS_CA stand for target, api_key and tls_ca where
-            those are None; an empty one says nothing.
+            those are None, and BATON_TLS_SERVER_NAME for the server_name of a TlsConfig; an empty one says
+            nothing.
         """
         if target is None:
             target = environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
@@ -65,17 +67,17 @@ class Connection:
         if tls is None:
             # One key for all of them: as soon as one lies elsewhere, all are dialled with TLS.
             tls = key is not None and not insecure_key and not all(map(is_local, targets))
-        chosen = _tls(tls, tls_ca)
+        chosen = _tls(tls, tls_ca, environ.get(SERVER_NAME_VARIABLE, ""))
         if key is not None and chosen is None and not insecure_key:
             refuse_plain_text(targets)
         return cls(targets=targets, tls=chosen, api_key=key)
 
 
-def _tls(tls: bool | TlsConfig, tls_ca: str | os.PathLike[str] | None) -> TlsConfig | None:
+def _tls(tls: bool | TlsConfig, tls_ca: str | os.PathLike[str] | None, server_name: str) -> TlsConfig | None:
     if isinstance(tls, TlsConfig):
         return tls
     if not isinstance(tls, bool):
         raise ConfigError(f"tls is {tls!r}; it must be True, False or a baton.TlsConfig", field="tls")
     if tls_ca is not None:
-        return TlsConfig.trusting(tls_ca)
-    return TlsConfig() if tls else None
+        return replace(TlsConfig.trusting(tls_ca), server_name=server_name)
+    return TlsConfig(server_name=server_name) if tls else None

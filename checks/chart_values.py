@@ -122,7 +122,9 @@ def _schema(value: Value) -> dict[str, Any]:
         member = {**_object(only.children), "type": ["object", "null"]}
         return described | {"type": "object", "minProperties": 1, "additionalProperties": member}
     if value.children:
-        return described | _object(value.children)
+        found = _object(value.children)
+        # Helm hands a parent chart's globals to all of its charts.
+        return described | ({**found, "additionalProperties": True} if value.path == ("global",) else found)
     kind = _TYPES[type(value.default)]
     if kind == "integer" and "exclusiveMinimum" in value.rules:
         kind = "number"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from baton.architectures import TATTLE_TALE
+from baton.errors import ConfigError
 from baton.logs import get_logger
 from baton.models import ModelDir
 from baton.rope_config import DUAL_CHUNK
@@ -50,7 +51,7 @@ def load_engine(
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = torch.device(config.device)
+    device = _device(config.device)
     if device.type == "cpu":
         keep_freed_memory()
     elif device.index is not None:
@@ -75,6 +76,23 @@ def load_engine(
     model.forward_pass = choose_pass(config, model, one_block(config, model_config, kv_dtype))
     cache = allocate_cache(config, model_config, model.dtype)
     return ModelRunner(model, cache, debug_nonfinite=config.debug_nonfinite)
+
+
+def _device(name: str) -> torch.device:
+    """Raises ConfigError for a device that torch does not know, or that is not here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device is {name!r}; it must be cpu, cuda or cuda:N", field="device") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}; it must be cpu, cuda or cuda:N", field="device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device is {name!r}, and torch sees {torch.cuda.device_count()} GPUs here; set device to cpu, "
+            "or install a build of torch for them",
+            field="device",
+        )
+    return device
 
 
 def allocate_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KVCache:

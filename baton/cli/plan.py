@@ -146,8 +146,10 @@ def _verdict(found: Plan, pays_from: float | None) -> str:
         words = f"Split, {split} devices; colocated ones would be {found.colocated}."
     else:
         words = f'Colocated (placement = "colocated"): {found.colocated}; the split would take {split}.'
+    if found.colocated is None or split <= found.colocated:
+        return words
     if pays_from is None:
-        return f"{words} With long prompts the split needs more devices."
+        return f"{words} So it does for longer prompts, up to sixteen times, or as far as objectives allow."
     return f"{words} From prompts of about {pays_from:.0f} tokens on the split needs no more devices."
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,6 +50,9 @@ ACTOR_THREADS: Final = 4
 NAME_FREE_S: Final = 10.0
 # A worker of an earlier pool that does not say who it is in this time is replaced.
 FIND_WITHIN_S: Final = 15.0
+# How long something has to listen at the address of a Ray that is joined, and between two looks.
+JOIN_S: Final = 60.0
+JOIN_PAUSE_S: Final = 0.5
 # Without its control service Ray cannot shut down in order.
 SHUTDOWN_WITHIN_S: Final = 15.0
 
@@ -291,12 +296,35 @@ def _protect_token() -> None:
 
 
 def _join(config: PoolConfig) -> Any:
+    _wait_for_port(config.ray_address)
     try:
         return ray.init(address=config.ray_address, namespace=config.namespace, log_to_driver=False)
     except (ConnectionError, RayError) as error:
         raise Unavailable(
             f"no Ray cluster answers at {config.ray_address}: {error} (a token goes into RAY_AUTH_TOKEN)"
         ) from None
+
+
+def _wait_for_port(address: str) -> None:
+    """Ray itself would ask for ever. Raises Unavailable if nothing listens there within JOIN_S."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        # "auto", and what else Ray may know.
+        return
+    log.info("the pool waits for Ray", address=address)
+    until = time.monotonic() + JOIN_S
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=JOIN_S).close()
+        except OSError as error:
+            if time.monotonic() > until:
+                raise Unavailable(
+                    f"no Ray cluster answers at {address}: {error}; start one, or name its control service "
+                    "in ray_address"
+                ) from None
+            time.sleep(JOIN_PAUSE_S)
+        else:
+            return
 
 
 def _gcs_opener() -> OpenChannel:

@@ -63,7 +63,7 @@ async def serve(
     settings = {role: _settings(role, cls, environ) for role, cls in classes.items()}
     tls = config.tls
     tls.server_credentials()  # bad files are told before Ray is asked for anything
-    runtime = await _start(RayRuntime.start(config), stop, is_local=not config.ray_address)
+    runtime = await _start(RayRuntime.start(config), stop)
     # Ray's core has installed a handler of its own, which would end this process without a drain.
     stop_on_signals(stop)
     try:
@@ -103,10 +103,10 @@ async def _watching(watch: ConfigWatch | None, stop: asyncio.Event) -> AsyncIter
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _start(starting: Awaitable[RayRuntime], stop: asyncio.Event, *, is_local: bool) -> RayRuntime:
-    """Ray's start cannot be interrupted; a local Ray is bound to this process and ends with it."""
-    if not is_local:
-        return await starting
+async def _start(starting: Awaitable[RayRuntime], stop: asyncio.Event) -> RayRuntime:
+    """Ray's start cannot be interrupted. A local Ray is bound to this process and ends with it; at another
+    one there is nothing yet that would have to be left in order.
+    """
     runtime = await unless_stopped(stop, starting)
     if runtime is None:
         log.info("stopped while Ray was starting")

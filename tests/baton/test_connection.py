@@ -43,6 +43,16 @@ def test_the_environment_says_what_arguments_do_not(ca: Path) -> None:
     assert found.tls.ca == ca.read_bytes()
 
 
+def test_the_name_that_certificates_carry_comes_from_the_environment(ca: Path) -> None:
+    environ = {"BATON_TLS_SERVER_NAME": "baton.internal"}
+    with_ca = resolved(environ={**environ, "BATON_TLS_CA": str(ca)}).tls
+    assert with_ca == TlsConfig(ca=ca.read_bytes(), server_name="baton.internal")
+    assert resolved(tls=True, environ=environ).tls == TlsConfig(server_name="baton.internal")
+    # Without TLS there is nothing to check, and what the caller builds is the caller's.
+    assert resolved(environ=environ).tls is None
+    assert resolved(tls=TlsConfig(server_name="own"), environ=environ).tls == TlsConfig(server_name="own")
+
+
 def test_arguments_go_before_the_environment(ca: Path) -> None:
     environ = {"BATON_ADDRESS": ELSEWHERE, "BATON_API_KEY": KEY, "BATON_TLS_CA": "/nowhere"}
     found = resolved([LOCAL], environ=environ, api_key=KEY[::-1], tls_ca=ca)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.deploy.manifests import Object, of_kind, pods, rendered
@@ -106,3 +108,45 @@ def test_prometheus_has_a_key_where_metrics_ask_for_one() -> None:
     (made,) = of_kind(objects, "ServiceMonitor")
     (endpoint,) = made["spec"]["endpoints"]
     assert endpoint["authorization"] == {"credentials": {"name": "for-prometheus", "key": "key"}}
+
+
+def environments(objects: list[Object]) -> dict[str, dict[str, Any]]:
+    """Of the containers of all pods but the test's and Redis', by name."""
+    return {
+        container["name"]: {each["name"]: each for each in container["env"]}
+        for pod in pods(objects)
+        for container in pod.spec["containers"]
+        if pod.component not in ("test", "redis")
+    }
+
+
+def test_variables_may_be_numbers_and_come_from_secrets() -> None:
+    secret = {"secretKeyRef": {"name": "a", "key": "b"}}
+    extra = {"WORD": "x", "COUNT": 10_000_000, "SHARE": 0.5, "ON": True, "KEY": {"valueFrom": secret}}
+    role = {"extraEnv": extra}
+    objects = rendered("defaults", router=role, prefill=role, decode={"groups": {"main": role}})
+    expected = {"WORD": "x", "COUNT": "10000000", "SHARE": "0.5", "ON": "true"}
+    found = environments(objects)
+    pulling = {each["name"]: each for each in pulls(objects)["decode"]["env"]}
+    for environment in (found["router"], found["prefill"], found["ray-worker"], pulling):
+        assert {name: environment[name]["value"] for name in expected} == expected
+        assert environment["KEY"] == {"name": "KEY", "valueFrom": secret}
+
+
+@pytest.mark.parametrize("example", ["defaults", "tls"])
+def test_commands_in_a_pod_know_where_to_ask_and_what_to_show(example: str) -> None:
+    """By the options' own variables, so that `kubectl exec ... -- baton status` needs none."""
+    for environment in environments(rendered(example)).values():
+        assert environment["BATON_ADMIN_ADDRESS"]["value"] == "$(POD_IP):50052"
+        assert environment["BATON_CONTROL_ADDRESS"]["value"] == "$(POD_IP):50053"
+        names = list(environment)
+        assert names.index("POD_IP") < names.index("BATON_ADMIN_ADDRESS")
+        tls = {name for name in names if name.startswith("BATON_TLS_")}
+        wanted = {"BATON_TLS_CA", "BATON_TLS_CERT", "BATON_TLS_KEY", "BATON_TLS_SERVER_NAME"}
+        assert tls == (wanted if example == "tls" else set())
+
+
+def test_a_registry_may_end_with_a_slash() -> None:
+    objects = rendered("defaults", **{"global": {"imageRegistry": "reg.example.com/"}})
+    images = {c["image"] for pod in pods(objects) for c in pod.containers if pod.component != "redis"}
+    assert all(image.startswith("reg.example.com/baton/") for image in images)

@@ -35,6 +35,12 @@ def maps(schema: dict[str, Any], path: str = "") -> Iterator[str]:
         yield from maps(below, f"{path}.{name}".strip("."))
 
 
+def test_globals_of_a_parent_chart_are_let_through() -> None:
+    assert "global" not in set(maps(SCHEMA))
+    with_globals = rendered("defaults", **{"global": {"storageClass": "x"}})
+    assert {each["kind"] for each in with_globals} == {each["kind"] for each in rendered("defaults")}
+
+
 @pytest.mark.parametrize("path", sorted(maps(SCHEMA)))
 def test_an_unknown_key_is_refused_at_every_level(path: str) -> None:
     values = nested(f"{path}.replicaCounts".strip("."), 1)
@@ -117,6 +123,52 @@ def test_every_scalar_can_be_set_on_the_command_line() -> None:
             {"prefill": {"autoscaling": {"kind": "keda"}}},
             "prefill.autoscaling.kind is keda and metrics.serviceMonitor.enabled is false",
         ),
+        ({"redis": {"external": {"url": "redis://h:1/0"}}}, "redis.bundled.enabled is true; set"),
+        (
+            {"redis": {"bundled": {"enabled": False}, "external": {"url": "redis+sentinel://h:1/0"}}},
+            "write redis://host:port/db, or rediss:// for TLS",
+        ),
+        (
+            {"redis": {"bundled": {"enabled": False}, "external": {"url": "h.platform:6379"}}},
+            "write redis://",
+        ),
+        (
+            {
+                "redis": {
+                    "bundled": {"enabled": False},
+                    "external": {"url": "redis://h:1/0", "ca": "ca.crt"},
+                    "existingSecret": "s",
+                }
+            },
+            "redis.external.url is not rediss://",
+        ),
+        ({"tls": {"secret": "s"}}, "tls.secret is set and tls.enabled is false"),
+        (
+            {"router": {"ingress": {"enabled": True, "host": "a.b"}}},
+            "router.ingress.enabled is true and auth",
+        ),
+        (
+            {"router": {"gateway": {"enabled": True, "name": "g", "host": "a.b"}}},
+            "router.gateway.enabled is true and auth.tenantsSecret is empty",
+        ),
+        ({"decode": {"groups": {"next": {"replicas": 2}}}}, "decode.groups.next.min is missing"),
+        ({"prefill": {"device": "cuda"}}, "prefill.resources names no GPU"),
+        ({"decode": {"device": "cuda:1"}}, "decode.groups.main.resources names no GPU"),
+        ({"prefill": {"device": "gpu"}}, "/prefill/device"),
+        ({"router": {"extraEnv": {"BATON_CONFIG": "/x"}}}, "router.extraEnv has BATON_CONFIG"),
+        (
+            {"decode": {"groups": {"main": {"extraEnv": {"RAY_AUTH_MODE": "x"}}}}},
+            "decode.groups.main.extraEnv has RAY_AUTH_MODE",
+        ),
+        ({"metrics": {"podMonitor": {"enabled": True}}}, "networkPolicy.monitoring is empty"),
+        (
+            {
+                "metrics": {"serviceMonitor": {"enabled": True}},
+                "networkPolicy": {"clients": {"a": {"podSelector": {}}}},
+            },
+            "name Prometheus in networkPolicy.monitoring",
+        ),
+        ({"metrics": {"prometheusRule": {"enabled": True}}}, "BatonRouterDown would fire for ever"),
         ({"router": {"podLabels": {"app.kubernetes.io/name": "x"}}}, "router.podLabels has"),
     ],
 )

@@ -46,7 +46,12 @@ def test_every_option_is_named_and_can_be_sent() -> None:
 def test_every_argument_and_variable_of_connect_is_named() -> None:
     table = rows("Connecting")
     assert [names(row[0])[0] for row in table] == list(inspect.signature(AsyncClient.connect).parameters)
-    variables = {connection.ADDRESS_VARIABLE, connection.KEY_VARIABLE, connection.CA_VARIABLE}
+    variables = {
+        connection.ADDRESS_VARIABLE,
+        connection.KEY_VARIABLE,
+        connection.CA_VARIABLE,
+        connection.SERVER_NAME_VARIABLE,
+    }
     assert {name for row in table for name in names(row[1])} == variables
 
 

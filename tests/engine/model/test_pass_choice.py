@@ -50,6 +50,17 @@ def test_kernels_on_a_cpu_are_refused_by_name(
     assert raised.value.field == "kernels"
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:7", "meta", "cpu:x"])
+def test_a_device_that_is_not_here_is_refused_by_name(
+    family_model: Families, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    folder, _ = family_model("llama tied")
+    with pytest.raises(ConfigError, match=f"device is '{device}'") as raised:
+        load_engine(dataclasses.replace(SMALL, model=str(folder), device=device))
+    assert raised.value.field == "device"
+
+
 FP32, BF16 = torch.float32, torch.bfloat16
 
 

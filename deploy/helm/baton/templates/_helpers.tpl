@@ -48,7 +48,7 @@ annotations:
 {{- define "baton.image" -}}
 {{- $image := .image -}}
 {{- $registry := .root.Values.global.imageRegistry | default $image.registry -}}
-{{- with $registry }}{{ . }}/{{ end }}{{ $image.repository -}}
+{{- with $registry | default "" | trimSuffix "/" }}{{ . }}/{{ end }}{{ $image.repository -}}
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end -}}
 
@@ -141,13 +141,39 @@ checksum/config: {{ include (print $.Template.BasePath "/configmap.yaml") . | sh
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
+# What the commands of `baton` ask in this pod.
+- name: BATON_ADMIN_ADDRESS
+  value: $(POD_IP):50052
+- name: BATON_CONTROL_ADDRESS
+  value: $(POD_IP):50053
+{{- if .root.Values.tls.enabled }}
+- name: BATON_TLS_CA
+  value: /etc/baton/tls/ca.crt
+- name: BATON_TLS_CERT
+  value: /etc/baton/tls/tls.crt
+- name: BATON_TLS_KEY
+  value: /etc/baton/tls/tls.key
+- name: BATON_TLS_SERVER_NAME
+  value: {{ .root.Values.tls.serverName }}
+{{- end }}
 {{- range $name, $value := .own }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}
-{{- range $name, $value := .extra }}
-- name: {{ $name }}
+{{- include "baton.extraEnv" .extra }}
+{{- end -}}
+
+{{- /* Variables of the user by name: a value, or what says where it comes from, as valueFrom. Helm reads numbers as floats. */ -}}
+{{- define "baton.extraEnv" -}}
+{{- range $name, $value := . }}
+- name: {{ $name | quote }}
+  {{- if kindIs "map" $value }}
+  {{- toYaml $value | nindent 2 }}
+  {{- else if and (kindIs "float64" $value) (eq (floor $value) $value) }}
+  value: {{ int64 $value | quote }}
+  {{- else }}
   value: {{ $value | quote }}
+  {{- end }}
 {{- end }}
 {{- end -}}
 
@@ -226,10 +252,7 @@ initContainers:
       - name: HF_TOKEN
         valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
       {{- end }}
-      {{- range $name, $value := .role.extraEnv }}
-      - name: {{ $name }}
-        value: {{ $value | quote }}
-      {{- end }}
+      {{- include "baton.extraEnv" .role.extraEnv | nindent 6 }}
     resources:
       {{- range $kind, $amounts := .role.resources }}
       {{ $kind }}: {{- toYaml (pick $amounts "cpu" "memory" "ephemeral-storage") | nindent 8 }}

@@ -16,6 +16,13 @@
 {{- if contains "?" .Values.redis.external.url -}}
 {{ fail "redis.external.url has parameters; the chart adds its own: name authorities in redis.external.ca" }}
 {{- end -}}
+{{- range $name, $group := .Values.decode.groups -}}
+{{- range $key := list "replicas" "min" "max" "shm" "resources" -}}
+{{- if and $group (not (hasKey $group $key)) -}}
+{{ fail (printf "decode.groups.%s.%s is missing; only the group main has defaults, another one names replicas, min, max, shm and resources" $name $key) }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if not (hasKey .Values.decode.groups .Values.decode.serving) -}}
 {{ fail (printf "decode.serving is %q, which decode.groups does not have; it has %s" .Values.decode.serving (keys .Values.decode.groups | sortAlpha | join ", ")) }}
 {{- end -}}
@@ -23,12 +30,43 @@
 {{ fail (printf "decode.groups.%s.replicas is 0, and decode.serving names that group; somebody has to decode" .Values.decode.serving) }}
 {{- end -}}
 {{- range $name, $group := .Values.decode.groups -}}
-{{- if or (lt (int $group.max) (int $group.replicas)) (gt (int $group.min) (int $group.replicas)) -}}
+{{- if and $group (hasPrefix "cuda" $.Values.decode.device) (not (regexMatch "gpu" (toJson $group.resources))) -}}
+{{ fail (printf "decode.device is %s, and decode.groups.%s.resources names no GPU; ask for one, as nvidia.com/gpu: 1 in requests and limits" $.Values.decode.device $name) }}
+{{- end -}}
+{{- if not $group -}}
+{{- else if or (lt (int $group.max) (int $group.replicas)) (gt (int $group.min) (int $group.replicas)) -}}
 {{ fail (printf "decode.groups.%s.replicas is %d; it must lie between min (%d) and max (%d)" $name (int $group.replicas) (int $group.min) (int $group.max)) }}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.tls.enabled (not .Values.tls.secret) (not .Values.tls.certManager.enabled) -}}
 {{ fail "tls.enabled is true; name the Secret in tls.secret, or set tls.certManager.enabled" }}
+{{- end -}}
+{{- if and .Values.tls.secret (not .Values.tls.enabled) -}}
+{{ fail "tls.secret is set and tls.enabled is false; nobody would use the certificate, and all connections would be plain text" }}
+{{- end -}}
+{{- if and .Values.prefill.replicas (hasPrefix "cuda" .Values.prefill.device) (not (regexMatch "gpu" (toJson .Values.prefill.resources))) -}}
+{{ fail (printf "prefill.device is %s, and prefill.resources names no GPU; ask for one, as nvidia.com/gpu: 1 in requests and limits" .Values.prefill.device) }}
+{{- end -}}
+{{- $monitoring := and .Values.networkPolicy.enabled (not .Values.networkPolicy.monitoring) -}}
+{{- if and $monitoring .Values.metrics.podMonitor.enabled -}}
+{{ fail "metrics.podMonitor.enabled is true and networkPolicy.monitoring is empty: Ray's pods would let nobody read; name Prometheus there" }}
+{{- end -}}
+{{- if and $monitoring .Values.metrics.serviceMonitor.enabled .Values.networkPolicy.clients -}}
+{{ fail "metrics.serviceMonitor.enabled is true, and networkPolicy lets only its clients in; name Prometheus in networkPolicy.monitoring" }}
+{{- end -}}
+{{- if and .Values.metrics.prometheusRule.enabled (not .Values.metrics.serviceMonitor.enabled) -}}
+{{ fail "metrics.prometheusRule.enabled is true and metrics.serviceMonitor.enabled is false: Prometheus would not know the routers, and BatonRouterDown would fire for ever" }}
+{{- end -}}
+{{- $envs := dict "router" .Values.router.extraEnv "prefill" .Values.prefill.extraEnv -}}
+{{- range $name, $group := .Values.decode.groups -}}
+{{- with $group }}{{ $_ := set $envs (printf "decode.groups.%s" $name) (.extraEnv | default dict) }}{{ end -}}
+{{- end -}}
+{{- range $where, $env := $envs -}}
+{{- range $name, $_ := $env -}}
+{{- if regexMatch "^(HOME|POD_IP|POD_NAME|NVIDIA_VISIBLE_DEVICES|RAY_AUTH_.*|BATON_(CONFIG|CACHE_DIR|(ADMIN|CONTROL)_ADDRESS|TLS_.*|(ROUTER|PREFILL)_NAME|ROUTER_ADMIN_HOST|PREFILL_HOST|POOL_CONTROL_HOST))$" $name -}}
+{{ fail (printf "%s.extraEnv has %s, which the chart sets itself; leave it out" $where $name) }}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.tls.certManager.enabled (not .Values.tls.certManager.issuer) -}}
 {{ fail "tls.certManager.issuer is empty; name the Issuer or ClusterIssuer" }}
@@ -100,6 +138,20 @@
 {{- if and (kindIs "string" $value) (regexMatch "://[^/@]*:[^/@]+@" $value) -}}
 {{ fail (printf "settings.%s.%s holds a password, which a ConfigMap would show" $role $key) }}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.redis.bundled.enabled .Values.redis.external.url -}}
+{{ fail "redis.external.url is set and redis.bundled.enabled is true; set redis.bundled.enabled to false, or leave the URL out" }}
+{{- end -}}
+{{- if and .Values.redis.external.url (not (regexMatch "^rediss?://[^/]+(/[0-9]*)?$" .Values.redis.external.url)) -}}
+{{ fail (printf "redis.external.url is %q; write redis://host:port/db, or rediss:// for TLS" .Values.redis.external.url) }}
+{{- end -}}
+{{- if and .Values.redis.external.ca (not (hasPrefix "rediss://" .Values.redis.external.url)) -}}
+{{ fail "redis.external.ca names authorities, and redis.external.url is not rediss://: without TLS there is nobody to check" }}
+{{- end -}}
+{{- range $door := list "ingress" "gateway" -}}
+{{- if and (index $.Values.router $door).enabled (not $.Values.auth.tenantsSecret) -}}
+{{ fail (printf "router.%s.enabled is true and auth.tenantsSecret is empty: whoever reaches it could use the model; make a Secret with tenants (docs/routing.md)" $door) }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
