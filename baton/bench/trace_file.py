@@ -11,7 +11,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,21 +62,43 @@ def _entries(path: Path) -> Iterator[TraceEntry]:
     for number, row in enumerate(_rows(path), start=1):
         time, prompt, output = (_column(path, row, names) for names in (TIMES, PROMPTS, OUTPUTS))
         try:
-            yield TraceEntry(
+            entry = TraceEntry(
                 at_s=TIMES[time](row[time]),
                 num_prompt_tokens=int(row[prompt]),
                 num_output_tokens=int(row[output]),
                 hash_ids=tuple(map(int, row.get("hash_ids") or ())),
             )
+            _check(entry)
+            yield entry
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}, request {number}: {error}") from None
+
+
+def _check(entry: TraceEntry) -> None:
+    if not math.isfinite(entry.at_s):
+        raise ValueError("its time is no number")
+    if min(entry.num_prompt_tokens, entry.num_output_tokens) < 0:
+        raise ValueError("it has less than no tokens")
+
+
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}: it is no JSON object")
+        yield row
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     is_zipped = path.suffix == ".gz"
     with gzip.open(path, "rt", encoding="utf-8") if is_zipped else path.open(encoding="utf-8") as file:
         if ".jsonl" in path.suffixes:
-            yield from (json.loads(line) for line in file if line.strip())
+            yield from _json_lines(path, file)
         else:
             yield from csv.DictReader(file)
 

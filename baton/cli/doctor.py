@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -114,10 +114,11 @@ async def _checks(address: str | None, tls: TlsFiles, argv: list[str]) -> AsyncI
 async def _public(tls: TlsFiles) -> AsyncIterator[Check]:
     """The port that clients use, of a cluster that is there."""
     address = os.environ.get("BATON_ADDRESS") or DEFAULT_ADDRESS
-    opens = opener(TlsConfig.trusting(tls.ca) if tls.ca else None)
+    trusted = replace(TlsConfig.trusting(tls.ca), server_name=tls.server_name) if tls.ca else None
+    opens = opener(trusted)
     async with AsyncExitStack() as stack:
         try:
-            connecting = AsyncClient.connect(address, timeout_s=2.0, tls_ca=tls.ca or None, api_key=api_key())
+            connecting = AsyncClient.connect(address, timeout_s=2.0, tls=trusted, api_key=api_key())
             client = await stack.enter_async_context(await connecting)
         except BatonError as error:
             yield warning("public port", error.message, "name it with BATON_ADDRESS")

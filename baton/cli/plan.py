@@ -58,9 +58,16 @@ def plan(
     By formula, for three cases of what the device reaches; docs/planning.md says which formulas, and how far
     they were from what was measured. Exit code 2: an objective cannot be met, or a value is wrong.
     """
-    costs = ModelCosts.of(_model_config(model))
+    config = _model_config(model)
+    costs = ModelCosts.of(config)
     chosen = DeviceProfile.of(device, profile)
     demand = _demand(rate=rate, prompt=prompt, prompt_p90=prompt_p90, output=output, trace=trace)
+    if demand.mean_prompt + demand.output > config.max_model_len:
+        raise ConfigError(
+            f"prompts of {demand.mean_prompt:.0f} tokens in the mean and answers of {demand.output:g} are more "
+            f"than the {config.max_model_len} tokens of the model's context; plan for shorter ones",
+            field="prompt",
+        )
     objectives = Objectives(ttft_s=ttft_ms / 1000, itl_s=itl_ms / 1000, share=share)
     plans = {name: Planner(costs, chosen, demand, objectives, case).plan() for case, name in enumerate(CASES)}
     pays_from = break_even(costs, chosen, demand, objectives)
@@ -96,6 +103,10 @@ def _demand(
     trace: Path | None,
 ) -> Demand:
     if trace is not None:
+        if prompt is not None or prompt_p90 is not None or output is not None:
+            raise ConfigError(
+                "--trace has the lengths; leave out --prompt, --prompt-p90 and --output", field="trace"
+            )
         try:
             return Demand.of_trace(read_trace(trace), rate)
         except (OSError, ValueError) as error:

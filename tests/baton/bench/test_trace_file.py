@@ -76,3 +76,19 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None
 
     with pytest.raises(ValueError, match=message):
         read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('{"t_ms": 0, "input_tokens": 1, "output_tokens": 1}\n\n{', "a.jsonl, line 3: "),
+        ("[1, 2]", "line 1: it is no JSON object"),
+        ('{"t_ms": NaN, "input_tokens": 1, "output_tokens": 1}', "request 1: its time is no number"),
+        ('{"t_ms": 0, "input_tokens": -5, "output_tokens": 1}', "request 1: it has less than no tokens"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_named_with_its_place(tmp_path: Path, lines: str, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(lines, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_trace(path)

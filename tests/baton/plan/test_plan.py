@@ -363,6 +363,17 @@ def command(tmp_path: Path, *options: str) -> Any:
     return CliRunner().invoke(app, ["plan", *model, *options])
 
 
+def test_lengths_that_the_model_does_not_take_and_given_twice_are_refused(tmp_path: Path) -> None:
+    too_long = command(tmp_path, "--rate", "1", "--prompt", "131000", "--output", "300")
+    assert isinstance(too_long.exception, ConfigError)
+    assert "more than the 131072 tokens of the model's context" in too_long.exception.message
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time_s,input_tokens,output_tokens\n0,5,5\n1,5,5\n")
+    twice = command(tmp_path, "--trace", str(trace), "--prompt", "5")
+    assert isinstance(twice.exception, ConfigError)
+    assert "leave out --prompt" in twice.exception.message
+
+
 def test_the_command_says_what_is_needed(tmp_path: Path) -> None:
     load = ("--rate", "10", "--prompt", "2000", "--prompt-p90", "8000", "--output", "300")
     shown = command(tmp_path, *load, "--explain")
