@@ -64,8 +64,8 @@ def plan(
     demand = _demand(rate=rate, prompt=prompt, prompt_p90=prompt_p90, output=output, trace=trace)
     if demand.mean_prompt + demand.output > config.max_model_len:
         raise ConfigError(
-            f"prompts of {demand.mean_prompt:.0f} tokens in the mean and answers of {demand.output:g} are more "
-            f"than the {config.max_model_len} tokens of the model's context; plan for shorter ones",
+            f"prompts of {demand.mean_prompt:.0f} tokens in the mean and answers of {demand.output:g} are "
+            f"more than the {config.max_model_len} tokens of the model's context; plan for shorter ones",
             field="prompt",
         )
     objectives = Objectives(ttft_s=ttft_ms / 1000, itl_s=itl_ms / 1000, share=share)
