@@ -169,6 +169,9 @@ def test_every_scalar_can_be_set_on_the_command_line() -> None:
             "name Prometheus in networkPolicy.monitoring",
         ),
         ({"metrics": {"prometheusRule": {"enabled": True}}}, "BatonRouterDown would fire for ever"),
+        ({"settings": {"router": {"placement": {"a": 1}}}}, "settings.router.placement has no value that"),
+        ({"settings": {"pool": {"decode": 3}}}, "settings.pool.decode follows from the chart's other values"),
+        ({"settings": {"router": {"tls_cert": ""}}}, "settings.router.tls_cert follows from"),
         ({"router": {"podLabels": {"app.kubernetes.io/name": "x"}}}, "router.podLabels has"),
     ],
 )

@@ -138,6 +138,12 @@
 {{- if and (kindIs "string" $value) (regexMatch "://[^/@]*:[^/@]+@" $value) -}}
 {{ fail (printf "settings.%s.%s holds a password, which a ConfigMap would show" $role $key) }}
 {{- end -}}
+{{- if or (kindIs "invalid" $value) (kindIs "map" $value) -}}
+{{ fail (printf "settings.%s.%s has no value that a setting could have; write a string, a number, true, false or a list of strings" $role $key) }}
+{{- end -}}
+{{- if or (regexMatch "^(namespace|redis_url|tls_(cert|key|ca|server_name)|ray_address|keep_workers|follow_config|tenants_file)$" $key) (and (eq $role "pool") (regexMatch "^decode(_resources|_gpus)?$" $key)) -}}
+{{ fail (printf "settings.%s.%s follows from the chart's other values; leave it out" $role $key) }}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.redis.bundled.enabled .Values.redis.external.url -}}
