@@ -20,6 +20,7 @@ import torch
 from baton.errors import BatonError
 from engine.batch import TopTokens
 from engine.filters import survivors
+from engine.likeliest import likeliest
 from engine.logits import edit_
 from engine.logprobs import RowLogprobs, finite_rows
 from engine.philox import gumbel, gumbel_of_all
@@ -61,7 +62,7 @@ def sample(logits_SV: torch.Tensor, params: SamplingArrays) -> Sampled:
     if params.edits is not None:
         mask_errors = edit_(logits_SV, params.edits)
         possible = finite & (logits_SV.amax(dim=-1) > -torch.inf).cpu().numpy()
-    token_ids = logits_SV.argmax(dim=-1)
+    token_ids = likeliest(logits_SV)
     drawing = np.flatnonzero((params.temperature >= GREEDY_BELOW) & possible)
     if len(drawing):
         rows = _index(drawing, logits_SV)

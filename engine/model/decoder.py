@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from engine.likeliest import candidates
 from engine.model.forward_pass import DecoderWeights, ForwardPass, OnStored, StepInputs, Watch
 from engine.model.layer import Projection
 from engine.model.packed import packed
@@ -99,7 +100,7 @@ class Decoder:
         logits_RV = self._head(normed_RD).float()
         if self.dtype == torch.float32:
             return logits_RV
-        exact_RC = logits_RV.topk(min(REFINED, logits_RV.shape[1]), sorted=False).indices
+        exact_RC = candidates(logits_RV, REFINED)
         if scored_R is not None:
             exact_RC = torch.cat([exact_RC, scored_R[:, None]], dim=1)
         rows_RCD = self.weights.head[exact_RC].float()
