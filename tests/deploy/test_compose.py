@@ -246,7 +246,11 @@ async def test_its_commands_serve_a_request_and_end_when_told(tmp_path: Path) ->
         address = f"{LOOPBACK}:{here.port('router', 'BATON_ROUTER_PORT')}"
         assert await wait_ready(address, open_channel, wait_s=60, waiting=lambda _: None)
         for name in ROLES["cpu"]:
-            assert await asyncio.to_thread(here.healthy, name) == (0, "readiness: SERVING\n")
+            # A router takes requests with a decode worker alone; the other one may load a moment longer.
+            async with asyncio.timeout(30):
+                while await asyncio.to_thread(here.healthy, name) != (0, "readiness: SERVING\n"):
+                    await asyncio.sleep(0.2)
+            assert await wait_ready(address, open_channel, wait_s=60, waiting=lambda _: None)
         async with await AsyncClient.connect(address) as client:
             generation = client.generate(token_ids=PROMPT, max_tokens=8, temperature=0, ignore_eos=True)
             tokens = [token async for chunk in generation for token in chunk.token_ids]

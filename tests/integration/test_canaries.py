@@ -116,7 +116,8 @@ async def ask(cluster: LocalCluster) -> tuple[set[int], str]:
 async def pages(cluster: LocalCluster) -> str:
     """What operators and collectors are told."""
     async with httpx.AsyncClient() as http:
-        metrics = await http.get(cluster.http_urls[0].removesuffix("/v1") + "/metrics")
+        url = cluster.http_urls[0].removesuffix("/v1") + "/metrics"
+        metrics = await http.get(url, headers={"authorization": f"Bearer {KEY}"})
     explained = await fetch_explain(ID, cluster.admin_address)
     return f"{metrics.text}\n{explained}\n{await cluster.status()}"
 

@@ -87,7 +87,8 @@ def is_packed(runner: ModelRunner) -> set[bool]:
 
 @needs_bf16
 def test_an_engine_packs_and_its_logits_are_transformers(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    runner = engine(tmp_path, "bfloat16")
+    # In plain torch otherwise: tests/engine/cpu has the kernels.
+    runner = engine(tmp_path, "bfloat16", kernels="torch")
     assert is_packed(runner) == {True}
     (logits,) = logits_of(runner, [(make_request(TOKENS, block_ids=[0, 1, 2]), len(TOKENS))])
     expected = reference_logits(model, TOKENS)

@@ -30,7 +30,9 @@ def resident():
     return [1024 * int(sizes[name].split()[0]) for name in ("VmHWM", "RssAnon", "RssFile")]
 
 def load(model):
-    return load_engine(EngineConfig(model=model, dtype=sys.argv[3], kv_cache_bytes=1 << 20, threads=1))
+    # Without a compiler of kernels, which frees more than the second model takes.
+    config = EngineConfig(model=model, dtype=sys.argv[3], kv_cache_bytes=1 << 20, threads=1, kernels="torch")
+    return load_engine(config)
 
 first = load(sys.argv[1])
 Path("/proc/self/clear_refs").write_text("5")
