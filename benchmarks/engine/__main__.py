@@ -8,8 +8,10 @@ benchmarks/README.md says what the rows mean.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -32,6 +34,9 @@ PREFILLS: Mapping[str, list[int]] = {"128": [128], "512": [512], "2048": [2048],
 # Answers that run at once behind prompts of CONTEXT tokens, for STEPS tokens.
 BATCHES = (1, 8, 32)
 CONTEXT, STEPS = 512, 24
+# The threads of the side before may go on looking for work for a while, and those of this one sleep.
+PAUSE_S = 0.5
+WAKING = (16,)
 PREFILL_TARGET = 1.3
 DECODE_TARGETS: Mapping[int, float] = {8: 2.0, 32: 2.2}
 
@@ -43,6 +48,7 @@ def main() -> int:
     times: Times = defaultdict(list)
     missing: dict[str, str] = {}
     torch.set_num_threads(arguments.threads)
+    rng = random.Random(1)
     with tempfile.TemporaryDirectory(prefix="baton-engine-") as folder, ExitStack() as stack:
         model = ModelDir.open(arguments.model)
         sides = {}
@@ -60,11 +66,14 @@ def main() -> int:
         for number in range(arguments.rounds + 1):
             into: Times = times if number else defaultdict(list)
             names = list(sides)
-            turn = number % max(1, len(names))
             into["gemm", ""].append(gemm_rate())
             into["read", ""].append(read_rate())
             for what, ask in _questions():
-                for name in names[turn:] + names[:turn]:
+                # No side always comes behind the same other one.
+                rng.shuffle(names)
+                for name in names:
+                    time.sleep(PAUSE_S)
+                    sides[name].seconds(WAKING, 2)
                     into[what, name].append(ask(sides[name]))
             print(f"round {number} of {arguments.rounds}", flush=True)
     rows = _rows(times, model)
