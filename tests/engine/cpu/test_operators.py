@@ -80,7 +80,9 @@ def test_gate(rows: int, dtype: torch.dtype, activation: str) -> None:
         def function(x: torch.Tensor) -> torch.Tensor:
             return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
-    close(operators.gated(gate_up, activation), function(gate) * up, dtype)
+    out = operators.gated(gate_up, activation)
+    close(out, function(gate) * up, dtype)
+    assert (out.dtype, out.shape) == (dtype, (rows, 84))
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
